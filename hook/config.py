@@ -1,0 +1,213 @@
+"""Policy as one frozen value, made of flags and VMI annotations by one table; must not know XML, hosts or gRPC."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from hook.errors import ConfigError, Finding, Severity
+
+ANNOTATION_PREFIX = "pcie-numa-hook/"
+OVERRIDE = "numa-node"
+MAX_NODE = 1023  # the kernel's largest MAX_NUMNODES (CONFIG_NODES_SHIFT=10)
+
+
+class Devices(StrEnum):
+    """Which passed-through devices the hook cares for."""
+
+    ALL = "all"
+    GPU = "gpu"
+
+
+class Layout(StrEnum):
+    """How much of the host's PCIe tree the guest gets, simplest first."""
+
+    NODE = "node"
+    HOST_BRIDGE = "host-bridge"
+    SWITCH = "switch"
+
+
+class Unaligned(StrEnum):
+    """What happens to a device whose host node has no guest cell."""
+
+    NEAREST = "nearest"
+    LEAVE = "leave"
+
+
+class Policy(StrEnum):
+    """What happens when a device cannot be placed with its own host node."""
+
+    BEST_EFFORT = "best-effort"
+    STRICT = "strict"
+
+
+class Extra(StrEnum):
+    """Whether something is added that the devices do not need to be placed."""
+
+    OFF = "off"
+    AUTO = "auto"
+
+
+class Mode(StrEnum):
+    """Whether the answer is used."""
+
+    APPLY = "apply"
+    OBSERVE = "observe"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The policy of one VM."""
+
+    devices: Devices = Devices.ALL
+    exclude: frozenset[str] = frozenset()  # device NAMEs or host addresses
+    layout: Layout = Layout.NODE
+    unaligned: Unaligned = Unaligned.NEAREST
+    policy: Policy = Policy.BEST_EFFORT
+    mode: Mode = Mode.APPLY
+    distances: Extra = Extra.OFF
+    maxphysaddr: Extra = Extra.OFF
+    numa_nodes: Mapping[str, int] = field(default_factory=dict)  # device NAME or host address -> host node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One row of the table: a flag `--NAME` and an annotation `pcie-numa-hook/NAME`."""
+
+    name: str
+    field: str  # of Config
+    parse: Callable[[str], Any]  # raises ValueError that says what was expected
+    values: tuple[str, ...]  # the allowed words; empty for free text
+    metavar: str | None  # how help writes free text
+    help: str
+    is_repeatable: bool = False
+
+
+def _word(kind: type[StrEnum]) -> Callable[[str], StrEnum]:
+    def parse(text: str) -> StrEnum:
+        try:
+            return kind(text.strip())
+        except ValueError:
+            raise ValueError(f"{text!r} is not one of {', '.join(kind)}") from None
+
+    return parse
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(name for part in text.split(",") if (name := part.strip()))
+
+
+def _node(text: str) -> int:
+    if not text.strip().isdecimal() or not text.isascii() or int(text) > MAX_NODE:
+        raise ValueError(f"{text!r} is not a host NUMA node 0..{MAX_NODE}")
+    return int(text)
+
+
+def _override(text: str) -> tuple[str, int]:
+    name, separator, node = text.rpartition("=")
+    if not separator or not name:
+        raise ValueError(f"{text!r} is not NAME=N")
+    return name, _node(node)
+
+
+def _option(kind: type[StrEnum], name: str, help_text: str) -> Option:
+    return Option(
+        name=name,
+        field=name.replace("-", "_"),
+        parse=_word(kind),
+        values=tuple(str(word) for word in kind),
+        metavar=None,
+        help=help_text,
+    )
+
+
+OPTIONS: tuple[Option, ...] = (
+    _option(Devices, "devices", "which passed-through devices are placed: all, or GPUs and accelerators only"),
+    Option(
+        name="exclude",
+        field="exclude",
+        parse=_names,
+        values=(),
+        metavar="NAME[,NAME…]",
+        help="leave these devices alone; a NAME as in the VMI, or a host address",
+        is_repeatable=True,
+    ),
+    _option(Layout, "layout", "how much of the host's PCIe tree the guest gets"),
+    _option(Unaligned, "unaligned", "a device whose host node has no guest cell goes to the nearest cell, or is left"),
+    _option(Policy, "policy", "best-effort starts the VM with findings, strict refuses it"),
+    _option(Mode, "mode", "observe computes and logs but returns the input, off does nothing"),
+    _option(Extra, "distances", "auto writes the host's NUMA distances between cells where the domain has none"),
+    _option(Extra, "maxphysaddr", "auto gives the guest the host's physical address bits when large BARs need them"),
+    Option(
+        name=OVERRIDE,
+        field="numa_nodes",
+        parse=_override,
+        values=(),
+        metavar="NAME=N",
+        help="host NUMA node of a device, instead of what sysfs says",
+        is_repeatable=True,
+    ),
+)
+_BY_NAME = {option.name: option for option in OPTIONS}
+
+
+def default_text(option: Option) -> str:
+    """The default of an option as a user would write it; empty where the default is nothing."""
+    value = getattr(Config(), option.field)
+    return str(value) if isinstance(value, StrEnum) else ""
+
+
+def from_flags(flags: Mapping[str, str | Sequence[str] | None]) -> Config:
+    """Build the policy from command-line flags, by option name; None or absent is the default.
+
+    Raises:
+        ConfigError: a value is not allowed; the text names the flag.
+    """
+    config = Config()
+    for name, given in flags.items():
+        option = _BY_NAME[name]
+        for text in (given,) if isinstance(given, str) else given or ():
+            try:
+                config = _with(config, option, option.parse(text))
+            except ValueError as error:
+                raise ConfigError(f"cannot use --{name}: {error}") from None
+    return config
+
+
+def with_annotations(config: Config, annotations: Mapping[str, str]) -> tuple[Config, tuple[Finding, ...]]:
+    """Put VMI annotations over the flags; a bad key or value is a finding and has no effect.
+
+    annotations: all annotations of the VMI; those without the prefix are ignored.
+    `exclude` and `numa-node.NAME` add to what the flags say, everything else replaces it.
+    """
+    findings = []
+    for key in sorted(annotations):
+        if not key.startswith(ANNOTATION_PREFIX):
+            continue
+        name = key.removeprefix(ANNOTATION_PREFIX)
+        text = annotations[key]
+        if name.startswith(f"{OVERRIDE}."):
+            name, text = OVERRIDE, f"{name.removeprefix(f'{OVERRIDE}.')}={text}"
+        option = _BY_NAME.get(name) if key != ANNOTATION_PREFIX + OVERRIDE else None
+        if option is None:
+            known = ", ".join(o.name if o.name != OVERRIDE else f"{OVERRIDE}.NAME" for o in OPTIONS)
+            findings.append(_bad(key, "unknown-annotation", f"there is no such annotation, expected one of {known}"))
+            continue
+        try:
+            config = _with(config, option, option.parse(text))
+        except ValueError as error:
+            findings.append(_bad(key, "bad-annotation", f"the value is ignored: {error}"))
+    return config, tuple(findings)
+
+
+def _bad(key: str, code: str, message: str) -> Finding:
+    return Finding(Severity.WARNING, code, key, message)
+
+
+def _with(config: Config, option: Option, value: Any) -> Config:
+    if option.field == "exclude":
+        value = config.exclude | value
+    elif option.field == "numa_nodes":
+        value = {**config.numa_nodes, value[0]: value[1]}
+    return replace(config, **{option.field: value})
