@@ -1,0 +1,22 @@
+"""The command `pcie-numa-hook`: sends `serve` to the sidecar and all else to the command line; must do nothing else."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command in sys.argv."""
+    if sys.argv[1:2] == ["serve"]:
+        from hook.server import serve
+
+        sys.exit(serve(sys.argv[2:]))
+    try:
+        from hook.cli import main as commands
+    except ModuleNotFoundError as error:
+        sys.exit(
+            f"pcie-numa-hook: {error.name} is missing; every command but serve needs: pip install 'pcie-numa-hook[cli]'"
+        )
+    commands(prog_name="pcie-numa-hook")
+
+
+if __name__ == "__main__":
+    main()
