@@ -1,0 +1,165 @@
+"""The commands for people: apply and plan; must not hold rules of its own, `serve` never imports it."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import yaml
+from rich.console import Console
+from rich.tree import Tree
+
+from hook import __version__, domain
+from hook.config import OPTIONS, Config, default_text, from_flags
+from hook.define import Outcome, define_domain
+from hook.errors import ConfigError, HookError, StrictRefusal, VmiError
+from hook.recording import open_sysfs
+from hook.render import host_json, host_matrix, host_tree, plan_json, plan_matrices, plan_tree
+from hook.sysfs import all_functions, read_host
+
+_SYSFS_HELP = "the host: a directory like /sys, a tar archive of one, or a recording"
+
+_PIPE_WIDTH = 1000
+EXIT_REFUSED, EXIT_USAGE, EXIT_INPUT = 1, 2, 3
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="pcie-numa-hook")
+def main() -> None:
+    """PCIe and NUMA locality for KubeVirt virtual machines.
+
+    `serve` is the KubeVirt hook sidecar; the other commands do the same work from the shell.
+    """
+
+
+@main.command()
+def serve() -> None:
+    """Run the hook sidecar (see serve --help)."""
+    # hook.__main__ sends it to hook.server, which must not load click; this stands here for --help.
+    raise click.UsageError("serve must be the first word of the command line")
+
+
+def _common(command: Callable[..., None]) -> Callable[..., None]:
+    """The inputs and policy flags of a use-case command, from the same table as `serve` and the annotations."""
+    for option in reversed(OPTIONS):
+        default = default_text(option)
+        command = click.option(
+            f"--{option.name}",
+            option.name.replace("-", "_"),
+            type=click.Choice(option.values) if option.values else str,
+            metavar=option.metavar,
+            multiple=option.is_repeatable,
+            help=option.help + (f"  [default: {default}]" if default else ""),
+        )(command)
+    command = click.option("--debug", is_flag=True, help="show tracebacks")(command)
+    command = click.option("--sysfs", default="/sys", show_default=True, metavar="PATH", help=_SYSFS_HELP)(command)
+    command = click.option("--vmi", type=click.Path(), metavar="FILE", help="VMI as JSON or YAML")(command)
+    return click.option(
+        "--domain",
+        "domain_path",
+        required=True,
+        type=click.Path(),
+        metavar="FILE",
+        help="domain XML, - for standard input",
+    )(command)
+
+
+@main.command()
+@_common
+def apply(domain_path: str, vmi: str | None, sysfs: str, debug: bool, **flags: Any) -> None:
+    """Print the domain XML as the hook would return it; findings go to standard error.
+
+    Exit status: 0 fine, 1 refused by policy strict, 2 usage, 3 bad input.
+    """
+    _, outcome = _run(domain_path, vmi, sysfs, flags, debug=debug)
+    for finding in outcome.plan.findings:
+        click.echo(str(finding), err=True)
+    sys.stdout.buffer.write(outcome.xml)
+    sys.stdout.buffer.flush()
+
+
+@main.command()
+@_common
+@click.option("--format", "form", type=click.Choice(["tree", "matrix", "json"]), default="tree", show_default=True)
+def plan(domain_path: str, vmi: str | None, sysfs: str, debug: bool, form: str, **flags: Any) -> None:
+    """Print what the hook would do and why.
+
+    Exit status: 0 fine, 1 refused by policy strict, 2 usage, 3 bad input.
+    """
+    source, outcome = _run(domain_path, vmi, sysfs, flags, debug=debug)
+    if form == "json":
+        click.echo(json.dumps(plan_json(outcome), indent=2))
+    elif form == "matrix":
+        click.echo(plan_matrices(outcome), nl=False)
+    else:
+        _print(plan_tree(outcome, domain.parse(source).guest))
+
+
+@main.command()
+@click.option("--sysfs", default="/sys", show_default=True, metavar="PATH", help=_SYSFS_HELP)
+@click.option("--debug", is_flag=True, help="show tracebacks")
+@click.option("--format", "form", type=click.Choice(["tree", "matrix", "json"]), default="tree", show_default=True)
+def host(sysfs: str, debug: bool, form: str) -> None:
+    """Print a host's NUMA nodes and PCI functions.
+
+    Exit status: 0 fine, 2 usage, 3 bad input.
+    """
+    try:
+        tree = open_sysfs(sysfs)
+    except HookError as error:
+        _stop(error, EXIT_INPUT, debug=debug)
+    topology = read_host(tree, all_functions(tree), ())
+    if form == "json":
+        click.echo(json.dumps(host_json(topology), indent=2))
+    elif form == "matrix":
+        click.echo(host_matrix(topology), nl=False)
+    else:
+        _print(host_tree(topology, {}))
+
+
+def _print(tree: Tree) -> None:
+    """Print a tree; in a pipe or a file lines are as long as they are."""
+    Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(tree)
+
+
+def _run(domain_path: str, vmi: str | None, sysfs: str, flags: dict[str, Any], *, debug: bool) -> tuple[bytes, Outcome]:
+    try:
+        config: Config = from_flags({name.replace("_", "-"): value for name, value in flags.items()})
+    except ConfigError as error:
+        _stop(error, EXIT_USAGE, debug=debug)
+    try:
+        source = _read(domain_path)
+        vmi_json = _vmi_json(vmi) if vmi is not None else None
+        outcome = define_domain(source, vmi_json, lambda: open_sysfs(sysfs), config)
+    except StrictRefusal as refusal:
+        _stop(refusal, EXIT_REFUSED, debug=debug)
+    except (HookError, OSError) as error:
+        _stop(error, EXIT_INPUT, debug=debug)
+    if outcome.error is not None and debug:
+        raise outcome.error
+    return source, outcome
+
+
+def _stop(error: Exception, status: int, *, debug: bool) -> NoReturn:
+    if debug:
+        raise error
+    click.echo(f"pcie-numa-hook: {error}", err=True)
+    sys.exit(status)
+
+
+def _read(path: str) -> bytes:
+    return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+
+
+def _vmi_json(path: str) -> bytes:
+    """The VMI as JSON; YAML is read too, because that is what `kubectl get -o yaml` and manifests are."""
+    content = _read(path)
+    if content.lstrip()[:1] == b"{":
+        return content
+    try:
+        document = yaml.safe_load(content)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise VmiError(f"cannot read the VMI {path}: {' '.join(str(error).split())}, expected JSON or YAML") from None
+    return json.dumps(document, default=str).encode()
