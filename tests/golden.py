@@ -1,0 +1,23 @@
+"""Compares text with a file below tests/goldens; must not decide what is right.
+
+REGENERATE=1 rewrites the files. A golden that is not there yet is written, and the test fails.
+"""
+
+import os
+from pathlib import Path
+
+GOLDENS = Path(__file__).parent / "goldens"
+used: set[str] = set()  # names that were compared in this run
+
+
+def check(name: str, actual: str) -> None:
+    """Assert that the golden `name` has this text."""
+    path = GOLDENS / name
+    used.add(name)
+    is_new = not path.exists()
+    if is_new or os.environ.get("REGENERATE") == "1":
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(actual)
+    assert not is_new, f"wrote the new golden {name}: read it, then run again"
+
+    assert path.read_text() == actual

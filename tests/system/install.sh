@@ -1,0 +1,140 @@
+#!/bin/bash
+# Install what the system tests need: two generations of libvirt, QEMU and guest firmware.
+#
+#   install.sh debian12   the packages of this machine, where it is Debian 12
+#   install.sh debian13   a Debian 13 tree below the cache folder, which the tests enter by chroot
+#   install.sh all        both
+#
+# Does nothing that is done already, and says what it does.  Without root it only says what is
+# missing: the tests that would need it are skipped then.  Starts no service.
+set -euo pipefail
+
+# python3-libvirt is for the system's Python, which runs oracle_child.py; swtpm-tools because
+# libvirt offers no TPM with swtpm alone.
+DEBIAN12_PACKAGES=(
+    libvirt-daemon-driver-qemu python3-libvirt
+    qemu-system-x86 ovmf seabios swtpm swtpm-tools
+    qemu-system-arm qemu-efi-aarch64
+)
+# The smallest tree in which libvirt defines a domain and QEMU starts: no apt, no virsh, no manuals.
+DEBIAN13_SUITE=trixie
+DEBIAN13_PACKAGES=qemu-system-x86,libvirt-daemon-driver-qemu,python3-libvirt,ovmf
+DEBIAN13_PACKAGES+=,swtpm,swtpm-tools,qemu-system-arm,qemu-efi-aarch64
+DEBIAN13_RECIPE=(
+    --variant=essential
+    --include="$DEBIAN13_PACKAGES"
+    --aptopt='APT::Install-Recommends "false"'
+    --dpkgopt='path-exclude=/usr/share/doc/*'
+    --dpkgopt='path-exclude=/usr/share/locale/*'
+    --dpkgopt='path-exclude=/usr/share/man/*'
+    "$DEBIAN13_SUITE"
+)
+
+CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/pcie-numa-hook
+TREE=$CACHE/debian13
+# oracle.py asks for this file: a tree without it is not whole.
+STAMP=.pcie-numa-hook-recipe
+
+say() { echo "install.sh: $*"; }
+
+is_root() { [ "$(id -u)" -eq 0 ]; }
+
+is_debian12() { grep -qs '^VERSION_ID="12"' /etc/os-release; }
+
+# Print those of the packages that are not installed.
+missing_packages() {
+    local package
+    for package in "$@"; do
+        dpkg-query -W -f '${Status}\n' "$package" 2>/dev/null | grep -q '^install ok installed$' ||
+            echo "$package"
+    done
+}
+
+install_packages() {
+    local missing
+    mapfile -t missing < <(missing_packages "$@")
+    if [ ${#missing[@]} -eq 0 ]; then
+        say "packages are there: $*"
+        return
+    fi
+    say "installing packages: ${missing[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    apt-get install -y -qq --no-install-recommends "${missing[@]}"
+}
+
+# libvirt's driver refuses to start without this user, whichever one runs QEMU.  Debian 12 makes it
+# in libvirt-daemon-system, which would bring systemd and a firewall with it.
+make_libvirt_user() {
+    if getent passwd libvirt-qemu >/dev/null; then
+        say "user libvirt-qemu is there"
+        return
+    fi
+    say "making the user libvirt-qemu"
+    useradd --system --user-group --home-dir /var/lib/libvirt --no-create-home \
+        --shell /usr/sbin/nologin libvirt-qemu
+}
+
+debian12() {
+    if ! is_debian12; then
+        say "debian12: this machine is not Debian 12; its tests are skipped"
+        return
+    fi
+    if ! is_root; then
+        local missing
+        missing=$(missing_packages "${DEBIAN12_PACKAGES[@]}" | tr '\n' ' ')
+        say "debian12: not root, installing nothing; missing packages: ${missing:-none}"
+        return
+    fi
+    install_packages "${DEBIAN12_PACKAGES[@]}"
+    make_libvirt_user
+}
+
+debian13() {
+    local recipe new old
+    recipe=$(printf '%s\n' "${DEBIAN13_RECIPE[@]}" | sha256sum | cut -d ' ' -f 1)
+    if [ "$(cat "$TREE/$STAMP" 2>/dev/null)" = "$recipe" ]; then
+        say "debian13: the tree is there: $TREE"
+        return
+    fi
+    if ! is_root; then
+        say "debian13: not root, building nothing; missing: $TREE"
+        return
+    fi
+    install_packages mmdebstrap
+
+    mkdir -p "$CACHE"
+    # One build at a time: whoever waited finds the other one's tree.  mmdebstrap inherits the lock,
+    # and so holds it also when it outlives this script.
+    exec 9>"$TREE.lock"
+    flock 9
+    if [ "$(cat "$TREE/$STAMP" 2>/dev/null)" = "$recipe" ]; then
+        say "debian13: the tree was built meanwhile: $TREE"
+        return
+    fi
+    # What an interrupted build left.
+    rm -rf --one-file-system "$TREE".new.* "$TREE".old.*
+    new=$TREE.new.$$ old=$TREE.old.$$
+    say "debian13: building $TREE (half a minute to two, 730 MB)"
+    mmdebstrap --quiet "${DEBIAN13_RECIPE[@]}" "$new"
+    echo "$recipe" >"$new/$STAMP"
+    if [ -e "$TREE" ]; then
+        mv "$TREE" "$old"
+    fi
+    mv "$new" "$TREE"
+    rm -rf --one-file-system "$old"
+    say "debian13: built $TREE"
+}
+
+case "${1:-}" in
+    debian12) debian12 ;;
+    debian13) debian13 ;;
+    all)
+        debian12
+        debian13
+        ;;
+    *)
+        say "usage: install.sh debian12 | debian13 | all" >&2
+        exit 2
+        ;;
+esac
