@@ -180,8 +180,8 @@ def guest_tree(guest: GuestDomain, title: str) -> Tree:
     by_index = {controller.index: controller for controller in guest.controllers}
     for hostdev in sorted(guest.hostdevs, key=_by_address):
         branch = _branch(branches, by_index, hostdev.address)
-        where = str(hostdev.address) if hostdev.address is not None else "wherever libvirt puts it"
-        branch.add(Text.assemble((hostdev.name, "bold"), f" {hostdev.source}  at {where}"))
+        where = f"at {hostdev.address}" if hostdev.address is not None else "wherever libvirt puts it"
+        branch.add(Text.assemble((hostdev.name, "bold"), f" {hostdev.source}  {where}"))
     return tree
 
 

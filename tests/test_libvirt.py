@@ -38,13 +38,15 @@ def others(xml: bytes) -> dict[str, GuestAddress]:
         if address is None or element.tag == "hostdev" or (element.tag, kind) == ("controller", "pci"):
             continue
         name = alias.get("name") if alias is not None else target.get("dev") if target is not None else None
-        found["/".join(word for word in (element.tag, kind, element.get("index"), name) if word)] = address
+        found["/".join(word for word in (str(element.tag), kind, element.get("index"), name) if word)] = address
     return found
 
 
 def free_ports(guest: GuestDomain) -> int:
     """Root ports of pcie.0 without anything behind them."""
-    used = {e.address.bus for e in guest.endpoints if e.address} | {c.address.bus for c in guest.controllers if c.address}
+    used = {e.address.bus for e in guest.endpoints if e.address} | {
+        c.address.bus for c in guest.controllers if c.address
+    }
     ports = [c for c in guest.controllers if c.model == Model.ROOT_PORT and c.address and c.address.bus == 0]
     return sum(port.index not in used for port in ports)
 

@@ -42,7 +42,8 @@ def topology(outcome: Outcome) -> dict[str, Any]:
         (
             # libvirt chooses the address of the PCI bridge on the first call.
             {"index": c.index, "model": c.model} if c.model == "pcie-to-pci-bridge" else
-            {"index": c.index, "model": c.model, "at": str(c.address), "bus_nr": c.bus_nr, "cell": c.cell, "off": c.is_hotplug_off}
+            {"index": c.index, "model": c.model, "at": str(c.address), "bus_nr": c.bus_nr, "cell": c.cell,
+             "off": c.is_hotplug_off}
             for c in domain.parse(outcome.xml).guest.controllers
             if c.is_own
         ),

@@ -285,9 +285,7 @@ def _field(word: str) -> _Field:
 @cache
 def _structs(family: Family) -> dict[str, tuple[_Field, ...]]:
     structs = {
-        name: [
-            word for word in words.split() if family.since(_ADDED.get((name, word), Family.V1_0))
-        ]
+        name: [word for word in words.split() if family.since(_ADDED.get((name, word), Family.V1_0))]
         for name, words in STRUCTS.items()
     }
     if not family.since(Family.V1_8):
@@ -317,7 +315,7 @@ class _Spec:
             if found:
                 value.texts[f"@{found.name}"] = self._text(found, text, element)
         for child in element.iterchildren(etree.Element):
-            found = by_name.get((_Part.ELEMENT, child.tag)) or by_name.get(
+            found = by_name.get((_Part.ELEMENT, str(child.tag))) or by_name.get(
                 (_Part.ELEMENT, etree.QName(child).localname)
             )
             if not found:
@@ -398,9 +396,7 @@ def _direct_text(element: etree._Element) -> str:
 
 def parse(xml: bytes) -> etree._Element:
     # Go skips comments and processing instructions, and no struct keeps white space.
-    parser = etree.XMLParser(
-        remove_blank_text=True, remove_comments=True, remove_pis=True, resolve_entities=False
-    )
+    parser = etree.XMLParser(remove_blank_text=True, remove_comments=True, remove_pis=True, resolve_entities=False)
     return etree.fromstring(xml, parser)
 
 

@@ -67,10 +67,7 @@ class Libvirt:
         def dotted(number: int) -> str:
             return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
 
-        return (
-            f"libvirt {dotted(self.connection.getLibVersion())}, "
-            f"QEMU {dotted(self.connection.getVersion())}"
-        )
+        return f"libvirt {dotted(self.connection.getLibVersion())}, QEMU {dotted(self.connection.getVersion())}"
 
     def define(self, request: dict[str, Any]) -> str:
         flags = libvirt.VIR_DOMAIN_DEFINE_VALIDATE if request.get("validate") else 0

@@ -128,9 +128,7 @@ def test_the_newest_struct_keeps_all_that_kubevirt_wrote(file: str) -> None:
     """These were printed from it, so nothing may be lost but the declared namespace."""
     xml = read(file)
 
-    assert reprint(xml, Family.MAIN) == xml.replace(
-        b' xmlns:qemu="http://libvirt.org/schemas/domain/qemu/1.0"', b""
-    )
+    assert reprint(xml, Family.MAIN) == xml.replace(b' xmlns:qemu="http://libvirt.org/schemas/domain/qemu/1.0"', b"")
 
 
 def test_only_the_development_branch_keeps_a_command_line() -> None:
@@ -264,9 +262,7 @@ def test_a_hook_that_ignores_the_second_call_loses_the_nodes(libvirt9: Oracle) -
 
 
 @pytest.mark.parametrize("family", [Family.V1_6, Family.V1_8, Family.V1_9], ids=lambda it: it.value)
-def test_without_placeholders_the_second_call_has_no_addresses(
-    family: Family, libvirt9: Oracle
-) -> None:
+def test_without_placeholders_the_second_call_has_no_addresses(family: Family, libvirt9: Oracle) -> None:
     """Nothing is read back, so the extra ports take the lowest indexes, and the devices them."""
     xml = read("two-node-4gpu-4sriov.xml")
 
@@ -281,8 +277,7 @@ def test_without_placeholders_the_second_call_has_no_addresses(
 def test_extra_ports_stop_at_index_31(libvirt9: Oracle) -> None:
     xml = read("two-node-4gpu-4sriov.xml").replace(
         b'<controller type="usb"',
-        b'<controller type="pci" index="29" model="pcie-root-port">'
-        b'</controller>\n\t\t<controller type="usb"',
+        b'<controller type="pci" index="29" model="pcie-root-port"></controller>\n\t\t<controller type="usb"',
     )
 
     call = parse(next_call(xml, xml, Family.V1_9, 2, libvirt9))

@@ -1,0 +1,38 @@
+"""What the sidecar loads and how much memory it takes; the limit of its container is 64,000,000 bytes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.scenario import Scenario
+from tests.sidecar import Sidecar
+from tests.virt_launcher import Launcher
+
+RSS_LIMIT_MIB = 52
+ANONYMOUS_LIMIT_MIB = 24
+CALLS = 100
+
+
+def test_the_server_loads_nothing_of_the_command_line() -> None:
+    code = "import sys, hook.server; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+    heavy = {"click", "rich", "yaml", "importlib.metadata", "tarfile", "asyncio.runners", "hook.cli", "hook.render"}
+    assert heavy & set(loaded) <= {"asyncio.runners"}
+
+
+def test_memory_after_100_calls_of_the_largest_scenario(hooks: Path) -> None:
+    scenario = Scenario("huge-240vcpu-64dev")
+    with Sidecar(hooks, "--sysfs", str(scenario.sysfs_path)) as sidecar:
+        vm = Launcher(sidecar.directory)
+        vm.collect(1)
+        idle = sidecar.memory_mib()
+        peak = idle
+        for _ in range(CALLS):
+            vm.on_define_domain(scenario.xml(), scenario.vmi)
+            peak = tuple(map(max, zip(peak, sidecar.memory_mib(), strict=True)))  # type: ignore[assignment]
+
+    print(f"\nidle: {idle[0]:.1f} MiB RSS, {idle[1]:.1f} MiB anonymous")
+    print(f"peak of {CALLS} calls: {peak[0]:.1f} MiB RSS, {peak[1]:.1f} MiB anonymous")
+    assert peak[0] < RSS_LIMIT_MIB
+    assert peak[1] < ANONYMOUS_LIMIT_MIB
