@@ -1,0 +1,53 @@
+# Every target sets up what it needs; the first run takes a few minutes.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check golden bench image clean
+
+BIN := .venv/bin
+PYTHON ?= python3
+SETUP := .venv/.set-up
+AS_ROOT := $(shell test $$(id -u) = 0 && echo yes)
+
+help:  ## show this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(SETUP)  ## make .venv with the command and all tools
+
+$(SETUP): pyproject.toml hatch_build.py $(wildcard protos/*.proto)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		if [ -n "$(AS_ROOT)" ]; then \
+			echo "installing python3-venv"; \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv; \
+		else echo "python3-venv is missing: apt-get install python3-venv" >&2; exit 1; fi; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: setup  ## start the sidecar, play virt-launcher against it, show what happens
+	@tests/system/install.sh debian12
+	@$(BIN)/python -m tests.demo
+
+test: setup  ## install libvirt and QEMU of Debian 12 and 13 where possible, run all tests
+	@tests/system/install.sh all
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term:skip-covered $(TESTS)
+
+check: setup  ## lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+golden: setup  ## rewrite the goldens; read the diff before you commit it
+	REGENERATE=1 $(BIN)/python -m pytest -q tests/test_scenarios.py tests/test_cases.py || true
+	git diff --stat -- tests/goldens
+
+bench: setup  ## time the planner, 8 to 128 devices, as ratios in one run
+	@$(BIN)/python -m tests.bench
+
+image: setup  ## build the container image with buildah or podman
+	tests/image/build.sh
+
+clean:  ## remove what was made here
+	rm -rf .venv build dist hook/protocol .*_cache .coverage
