@@ -23,7 +23,7 @@ from hook.guest import (
     Hostdev,
     Kind,
 )
-from hook.plan import Action, Plan
+from hook.plan import Plan
 
 # 64 MB hold lxml's tree of about 1.5 MB of XML (measured: 23-25 MB of memory for each MB of XML).
 MAX_DOMAIN_XML_BYTES = 1 << 20
@@ -85,12 +85,11 @@ def apply(domain: ParsedDomain, plan: Plan) -> bytes:
     if devices is None:
         return domain.source
     elements = list(devices)
-    own = {controller.index for controller in domain.guest.controllers if controller.is_own}
     for device in plan.devices:
         element = elements[device.hostdev.key]
         if device.place is not None:
             _set_address(element, device.place.address, is_multifunction=device.place.is_multifunction)
-        elif device.action is not Action.KEPT and device.hostdev.address and device.hostdev.address.bus in own:
+        elif device.address is None and device.hostdev.address is not None:
             _remove(element.find("address"))
     for element in elements:
         if element.tag == "controller" and (controller := _pci_controller(element)) is not None and controller.is_own:

@@ -49,6 +49,7 @@ class DevicePlan:
     host_node_from: NodeSource | None = None
     cell: int | None = None  # where it is put or kept
     place: Place | None = None  # only when placed
+    address: GuestAddress | None = None  # in the answer; None: libvirt chooses
 
     def function(self, host: HostTopology) -> PciFunction | None:
         """The host function that stands for the device: itself, or the parent of an mdev; None if unknown."""
@@ -184,7 +185,9 @@ def unchanged(guest: GuestDomain, config: Config, finding: Finding) -> Plan:
         is_changed=False,
         controllers=tuple(c for c in guest.controllers if c.is_own),
         expanders=(),
-        devices=tuple(DevicePlan(hostdev=h, action=action, reason=finding.message) for h in guest.hostdevs),
+        devices=tuple(
+            DevicePlan(hostdev=h, action=action, reason=finding.message, address=h.address) for h in guest.hostdevs
+        ),
         findings=(finding,),
     )
 
@@ -267,7 +270,9 @@ class _Planner:
         return found[0] if found else None
 
     def _with_node(self, hostdev: Hostdev) -> DevicePlan:
-        device = DevicePlan(hostdev=hostdev, action=Action.LEFT, reason="")
+        # An address behind our own controllers goes with them.
+        address = None if self._is_behind_own(hostdev) else hostdev.address
+        device = DevicePlan(hostdev=hostdev, action=Action.LEFT, reason="", address=address)
         name = self._names(hostdev, self.config.numa_nodes)
         if name is not None:
             return replace(device, host_node=self.config.numa_nodes[name], host_node_from=NodeSource.OVERRIDE)
@@ -325,7 +330,7 @@ class _Planner:
                 is_whole=device.hostdev.kind is Kind.PCI and not device.hostdev.is_virtual_function,
             )
         )
-        return replace(device, action=Action.PLACED, reason=reason, cell=cell)
+        return replace(device, action=Action.PLACED, reason=reason, cell=cell, address=None)
 
     def _left(self, device: DevicePlan, code: str, reason: str) -> DevicePlan:
         self._find(Severity.WARNING, code, device.hostdev.name, reason)
@@ -386,7 +391,7 @@ class _Planner:
     def check_names(self) -> None:
         """Report names in the policy that no device has."""
         for name in sorted({*self.config.exclude, *self.config.numa_nodes} - self.used_names):
-            self._find(Severity.WARNING, "unknown-name", name, "the policy names a device that the VM does not have")
+            self._find(Severity.INFO, "unknown-name", name, "the policy names a device that the VM does not have")
 
     def check_expanders(self) -> None:
         """Report expanders of others that hold no device."""
@@ -414,7 +419,14 @@ class _Planner:
             return self._unnumbered(str(numbered))
         if layout is not Layout.SWITCH:
             self._find_lost_rdma(layout)
-        devices = tuple(replace(device, place=numbered.places.get(device.hostdev.key)) for device in self.decided)
+        devices = tuple(
+            replace(device, place=place, address=place.address)
+            if (place := numbered.places.get(device.hostdev.key)) is not None
+            else device
+            for device in self.decided
+        )
+        distances = self._distances()
+        is_maxphysaddr_added = self._needs_maxphysaddr()
         plan = Plan(
             layout=layout,
             is_changed=False,
@@ -423,8 +435,8 @@ class _Planner:
             devices=devices,
             findings=tuple(self.findings),
             bridge_bdfs=numbered.bridge_bdfs,
-            distances=self._distances(),
-            is_maxphysaddr_added=self._needs_maxphysaddr(),
+            distances=distances,
+            is_maxphysaddr_added=is_maxphysaddr_added,
         )
         return replace(plan, is_changed=self._differs(plan))
 
@@ -443,7 +455,7 @@ class _Planner:
                 Severity.INFO,
                 "gpudirect-lost",
                 "",
-                f"{pairs} GPU-NIC pairs share a switch on the host and are PHB in layout {layout}: "
+                f"GPU-NIC pairs that share a switch on the host: {pairs}; in layout {layout} they are PHB, and "
                 "GPUDirect RDMA needs NCCL_NET_GDR_LEVEL=PHB in the guest, or layout switch",
             )
 
@@ -463,7 +475,7 @@ class _Planner:
             or not rows
         ):
             self._find(
-                Severity.WARNING, "no-distances", "", "the host's distance table does not cover one node for each cell"
+                Severity.INFO, "no-distances", "", "the host's distance table does not cover one node for each cell"
             )
             return {}
         return rows
@@ -512,9 +524,9 @@ class _Planner:
         if own != tuple(sorted(plan.controllers, key=lambda c: c.index)):
             return True
         return any(
-            (d.hostdev.address, d.hostdev.is_multifunction) != (d.place.address, d.place.is_multifunction)
+            d.hostdev.address != d.address
+            or (d.place is not None and d.hostdev.is_multifunction != d.place.is_multifunction)
             for d in plan.devices
-            if d.place is not None
         )
 
     def _room(self) -> tuple[Room, tuple[Controller, ...]]:

@@ -56,7 +56,7 @@ def plan_json(outcome: Outcome) -> dict[str, Any]:
 
 def _device_json(device: DevicePlan) -> dict[str, Any]:
     hostdev, place = device.hostdev, device.place
-    address = place.address if place is not None else None if device.action is Action.PLACED else hostdev.address
+    address = device.address
     return {
         "alias": hostdev.alias,
         "kind": str(hostdev.kind),
