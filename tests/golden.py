@@ -3,17 +3,18 @@
 REGENERATE=1 rewrites the files. A golden that is not there yet is written, and the test fails.
 """
 
+import json
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 GOLDENS = Path(__file__).parent / "goldens"
-used: set[str] = set()  # names that were compared in this run
 
 
 def check(name: str, actual: str) -> None:
     """Assert that the golden `name` has this text."""
     path = GOLDENS / name
-    used.add(name)
     is_new = not path.exists()
     if is_new or os.environ.get("REGENERATE") == "1":
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -21,3 +22,19 @@ def check(name: str, actual: str) -> None:
     assert not is_new, f"wrote the new golden {name}: read it, then run again"
 
     assert path.read_text() == actual
+
+
+def check_names(folder: str, expected: Iterable[str]) -> None:
+    """Assert that a folder holds these goldens and no other, so that none outlives its test."""
+    assert sorted(expected) == sorted(path.name for path in (GOLDENS / folder).iterdir())
+
+
+def one_line_each(plan: Mapping[str, Any]) -> str:
+    """JSON with one line for each element of a list, so that a plan reads as a table."""
+    parts = []
+    for key, value in plan.items():
+        rows = (
+            ",".join(f"\n    {json.dumps(row, ensure_ascii=False)}" for row in value) if isinstance(value, list) else ""
+        )
+        parts.append(f"  {json.dumps(key)}: " + (f"[{rows}\n  ]" if rows else json.dumps(value)))
+    return "{\n" + ",\n".join(parts) + "\n}\n"

@@ -1,0 +1,469 @@
+"""One oddity a case: the whole plan and the whole answer of each, with a line that says what is odd."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from hook.config import from_flags
+from hook.define import Outcome, define_domain
+from hook.errors import StrictRefusal
+from hook.recording import parse_recording
+from hook.render import plan_json
+from tests.build import controller, host, hostdev, mdev, nic, vm
+from tests.golden import check
+
+A, B = "0000:41:00.0", "0000:c1:00.0"  # below root ports of node 0 and node 1
+A_PATH, B_PATH = f"pci0000:40/0000:40:01.0/{A}", f"pci0000:c0/0000:c0:01.0/{B}"
+TWO = host({A_PATH: 0, B_PATH: 1})
+UUID = "4b20d080-1b54-4048-85b3-a6a62d165c0"
+FOUR_NODES = {0: "0-3", 1: "4-7", 2: "8-11", 3: "12-15"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is odd, and the input."""
+
+    odd: str
+    xml: bytes
+    host: str = TWO
+    flags: Mapping[str, str | list[str]] = field(default_factory=dict)
+    vmi: Mapping[str, object] = field(default_factory=dict)
+
+
+def annotated(**annotations: str) -> dict[str, object]:
+    """A VMI with pcie-numa-hook/ annotations; `_` stands for `-`."""
+    return {"metadata": {"annotations": {f"pcie-numa-hook/{k.replace('_', '-')}": v for k, v in annotations.items()}}}
+
+
+def expanders(right: int, left: int) -> list[str]:
+    """Expanders of somebody else with one port each, for the given cells."""
+    return [
+        controller(1, "pcie-expander-bus", "00:05.0", bus_nr=100, node=right),
+        controller(2, "pcie-root-port", "01:00.0"),
+        controller(3, "pcie-expander-bus", "00:06.0", bus_nr=120, node=left),
+        controller(4, "pcie-root-port", "03:00.0"),
+    ]
+
+
+GPU_A, GPU_B = hostdev(A, "a"), hostdev(B, "b")
+MANY = {f"pci0000:40/0000:40:{n // 8:02x}.{n % 8}/0000:{n + 0x41:02x}:00.0": 0 for n in range(33)}
+
+
+def _below_switch(switch: int, side: int) -> str:
+    """One of two devices below one of 40 switches."""
+    slot = f"{switch // 8:02x}.{switch % 8}"
+    return f"pci0000:40/0000:40:{slot}/0000:41:{slot}/0000:e{side}:{slot}/0000:{2 * switch + side + 0x42:02x}:00.0"
+
+
+CASES: dict[str, Case] = {
+    "memnode-before-pins": Case(
+        "memory of cell 0 is on node 1, its vCPU on node 0: the memory decides, and a finding says so",
+        vm([GPU_A, GPU_B], memnodes={0: "1", 1: "0"}, pins={0: "0", 1: "4"}),
+    ),
+    "pins-only": Case(
+        "no memnode at all: the pinned vCPUs say which node a cell stands for",
+        vm([GPU_A, GPU_B], memnodes={}, cells={0: "0-1", 1: "2"}, pins={0: "4", 1: "5-6", 2: "1"}),
+    ),
+    "one-vcpu-not-pinned": Case(
+        "a cell with one vCPU that is not pinned stands for no node",
+        vm([GPU_A, GPU_B], memnodes={}, cells={0: "0-1", 1: "2"}, pins={0: "0", 2: "4"}),
+    ),
+    "nodes-1-and-3-are-cells-0-and-1": Case(
+        "host node ids and cell ids differ: never identity",
+        vm([GPU_A, GPU_B], memnodes={0: "1", 1: "3"}),
+        host({A_PATH: 1, B_PATH: 3}, nodes=FOUR_NODES),
+    ),
+    "reversed-cells": Case("cell 0 is node 1 and cell 1 is node 0", vm([GPU_A, GPU_B], memnodes={0: "1", 1: "0"})),
+    "cell-spans-nodes": Case(
+        "the memory of cell 1 is on two nodes, its vCPUs too: no device belongs to it",
+        vm([GPU_A, GPU_B], memnodes={0: "0", 1: "0-1"}, pins={0: "0", 1: "0,4"}),
+    ),
+    "two-cells-one-node": Case(
+        "cells 0 and 1 are both on node 1: devices go to the lower id",
+        vm([GPU_A, GPU_B], memnodes={0: "1", 1: "1", 2: "0"}),
+    ),
+    "vf-through-its-pf": Case(
+        "the VF says -1, its physical function knows",
+        vm([hostdev("0000:41:10.2", "vf", prefix="ua-sriov-")]),
+        host({A_PATH: 1, f"{A_PATH[:-12]}0000:41:10.2": {"numa_node": -1, "physfn": A}}),
+    ),
+    "mdev-through-its-parent": Case(
+        "an mdev has no numa_node, the GPU that it is made of has",
+        vm([mdev(f"{UUID}1", "vgpu")]),
+        host({A_PATH: 1}, extra=f"bus/mdev/devices/{UUID}1 -> ../../../devices/{A_PATH}/{UUID}1\n"),
+    ),
+    "two-mdevs-of-one-parent": Case(
+        "both have the place of the parent in the tree, and a port each",
+        vm([mdev(f"{UUID}1", "vgpu1"), mdev(f"{UUID}2", "vgpu2")]),
+        host(
+            {A_PATH: 1},
+            extra="".join(f"bus/mdev/devices/{UUID}{n} -> ../../../devices/{A_PATH}/{UUID}{n}\n" for n in (1, 2)),
+        ),
+    ),
+    "bridge-knows-the-node": Case(
+        "the device says -1, the root port above it knows", vm([GPU_A]), host({A_PATH: -1, A_PATH[:-13]: 1})
+    ),
+    "single-node-host": Case(
+        "everything says -1, but there is only one node",
+        vm([GPU_A], memnodes={0: "0"}),
+        host({A_PATH: -1}, nodes={0: "0-7"}),
+    ),
+    "local-cpulist-in-one-node": Case(
+        "numa_node is -1, local_cpulist is inside node 1",
+        vm([GPU_A]),
+        host({A_PATH: {"numa_node": -1, "local_cpulist": "5-6"}}),
+    ),
+    "local-cpulist-of-all-cpus": Case(
+        "numa_node is -1 and local_cpulist names every CPU: that says nothing",
+        vm([GPU_A]),
+        host({A_PATH: {"numa_node": -1, "local_cpulist": "0-7"}}),
+    ),
+    "nearest-cell": Case(
+        "node 2 has no cell; node 3 is nearer than node 0",
+        vm([GPU_A], memnodes={0: "0", 1: "3"}),
+        host({A_PATH: 2}, nodes=FOUR_NODES, distances=dict.fromkeys(range(4), "30 20 10 15")),
+    ),
+    "nearest-is-a-tie": Case(
+        "node 2 is as far from both cells: the device is left",
+        vm([GPU_A], memnodes={0: "0", 1: "3"}),
+        host({A_PATH: 2}, nodes=FOUR_NODES, distances=dict.fromkeys(range(4), "20 20 10 20")),
+    ),
+    "unaligned-leave": Case(
+        "node 2 has no cell, and unaligned is leave",
+        vm([GPU_A], memnodes={0: "0", 1: "3"}),
+        host({A_PATH: 2}, nodes=FOUR_NODES, distances=dict.fromkeys(range(4), "30 20 10 15")),
+        {"unaligned": "leave"},
+    ),
+    "gpu-with-audio-function": Case(
+        "two functions of one card share a slot, with multifunction",
+        vm([hostdev("0000:41:00.1", "audio"), GPU_A]),
+        host({A_PATH: 0, A_PATH[:-1] + "1": {"numa_node": 0, "class": "0x040300"}}),
+    ),
+    "only-function-1": Case(
+        "function 1 alone becomes function 0, because something must",
+        vm([hostdev("0000:41:00.1", "audio")]),
+        host({A_PATH: 0, A_PATH[:-1] + "1": {"numa_node": 0, "class": "0x040300"}}),
+    ),
+    "vfs-of-one-card": Case(
+        "VFs share a host slot and still get a port each: NCCL wants every VF at slot 0 of its own bus",
+        vm([hostdev("0000:41:10.2", "vf0", prefix="ua-sriov-"), hostdev("0000:41:10.3", "vf1", prefix="ua-sriov-")]),
+        host({A_PATH: 0, **{f"{A_PATH[:-12]}0000:41:10.{n}": {"numa_node": 0, "physfn": A} for n in (2, 3)}}),
+    ),
+    "interface-hostdev": Case(
+        "a passed-through NIC as <interface type='hostdev'>",
+        vm(
+            [
+                '<interface type="hostdev" managed="no"><source>\
+<address type="pci" domain="0" bus="193" slot="0" function="0"/></source></interface>'
+            ]
+        ),
+    ),
+    "dra-aliases": Case(
+        "devices given by dynamic resource allocation have other aliases",
+        vm([hostdev(A, "a", prefix="ua-dra-gpu-"), hostdev(B, "b", prefix="ua-dra-hostdevice-")]),
+        flags={"exclude": "b"},
+    ),
+    "five-digit-domain": Case(
+        "a VMD child domain: the host domain does not fit in 16 bits",
+        vm([hostdev("10000:e1:00.0", "nvme", prefix="ua-hostdevice-")]),
+        host(
+            {"pci0000:c0/0000:c0:05.5/pci10000:e0/10000:e0:06.0/10000:e1:00.0": {"numa_node": 1, "class": "0x010802"}}
+        ),
+    ),
+    "user-pci-address": Case(
+        "the user chose the guest address of the NIC in the VMI",
+        vm([hostdev(A, "net1", prefix="ua-sriov-", address="07:00.0"), GPU_B]),
+        vmi={"spec": {"domain": {"devices": {"interfaces": [{"name": "net1", "pciAddress": "0000:07:00.0"}]}}}},
+    ),
+    "root-complex-annotation": Case(
+        "the user wants every device on pcie.0",
+        vm([hostdev(A, "a", address="00:04.0"), GPU_B]),
+        vmi={"metadata": {"annotations": {"kubevirt.io/placePCIDevicesOnRootComplex": "true"}}},
+    ),
+    "address-of-an-earlier-call": Case(
+        "libvirt gave the address on an earlier call: it is ours to move",
+        vm(
+            [controller(0, "pcie-root"), controller(1, "pcie-root-port", "00:02.0"), hostdev(A, "a", address="01:00.0")]
+        ),
+    ),
+    "address-on-a-foreign-switch": Case(
+        "somebody put the device below a switch: it is left",
+        vm(
+            [
+                controller(1, "pcie-root-port", "00:02.0"),
+                controller(2, "pcie-switch-upstream-port", "01:00.0"),
+                controller(3, "pcie-switch-downstream-port", "02:00.0"),
+                hostdev(A, "a", address="03:00.0"),
+            ]
+        ),
+    ),
+    "foreign-expander": Case(
+        "both devices are behind expanders of somebody else, with the right nodes",
+        vm([*expanders(0, 1), hostdev(A, "a", address="02:00.0"), hostdev(B, "b", address="04:00.0")]),
+    ),
+    "foreign-expander-with-wrong-node": Case(
+        "the expanders of somebody else have their nodes exchanged",
+        vm([*expanders(1, 0), hostdev(A, "a", address="02:00.0"), hostdev(B, "b", address="04:00.0")]),
+    ),
+    "foreign-expander-without-node": Case(
+        "the expander of somebody else has lost its node",
+        vm(
+            [
+                controller(1, "pcie-expander-bus", "00:05.0", bus_nr=100),
+                controller(2, "pcie-root-port", "01:00.0"),
+                hostdev(A, "a", address="02:00.0"),
+            ]
+        ),
+    ),
+    "foreign-expander-for-an-unknown-node": Case(
+        "a device of a node without a cell is behind an expander of somebody else",
+        vm([*expanders(0, 1), hostdev(A, "a", address="02:00.0")], memnodes={1: "1"}, cells={0: "0", 1: "1"}),
+    ),
+    "foreign-windows-in-the-middle": Case(
+        "expanders of somebody else at 100 and 254, and a device of ours: windows must not overlap",
+        vm(
+            [
+                controller(1, "pcie-expander-bus", "00:05.0", bus_nr=100, node=0),
+                controller(2, "pcie-root-port", "01:00.0"),
+                controller(3, "pcie-expander-bus", "00:1e.0", bus_nr=254, node=1),
+                controller(4, "pcie-root-port", "03:00.0"),
+                hostdev(A, "a", address="02:00.0"),
+                GPU_B,
+            ]
+        ),
+    ),
+    "devices-gpu": Case(
+        "only GPUs and accelerators are wanted; the NIC is left alone",
+        vm([GPU_A, hostdev(B, "nic", prefix="ua-hostdevice-")]),
+        host({A_PATH: {"numa_node": 0, "class": "0x120000"}, B_PATH: {"numa_node": 1, "class": "0x020000"}}),
+        {"devices": "gpu"},
+    ),
+    "exclude": Case(
+        "one device is excluded by its NAME, one by its host address, and one NAME is nobody's",
+        vm([GPU_A, GPU_B]),
+        flags={"exclude": ["a,nobody", B]},
+    ),
+    "override-by-annotation": Case(
+        "flag and annotation name another node, and the annotation wins",
+        vm([GPU_A, GPU_B]),
+        flags={"numa-node": ["a=0", f"{B}=0"]},
+        vmi={"metadata": {"annotations": {"pcie-numa-hook/numa-node.a": "1"}}},
+    ),
+    "bad-annotations": Case(
+        "a value that cannot be, a key that does not exist, and a key without its NAME",
+        vm([GPU_A]),
+        vmi=annotated(layout="tree", speed="fast", numa_node="1"),
+    ),
+    "annotation-over-flag": Case(
+        "the VM switches the hook off, though the operator's flag says strict",
+        vm([GPU_A]),
+        host({}),
+        {"policy": "strict"},
+        annotated(mode="off"),
+    ),
+    "observe": Case("the plan is made and not used", vm([GPU_A]), flags={"mode": "observe", "policy": "strict"}),
+    "migration-target": Case("no hostdev at all, as on a migration target", vm([nic()])),
+    "i440fx": Case("a machine without PCI Express", vm([GPU_A], machine="pc-i440fx-9.2")),
+    "s390x": Case("no PCI Express at all", vm([GPU_A], arch="s390x", machine="s390-ccw-virtio")),
+    "versioned-machine": Case("a versioned machine type", vm([GPU_A], machine="pc-q35-rhel9.6.0")),
+    "no-cells": Case("no guest NUMA at all", vm([GPU_A], memnodes={})),
+    "grace-smmuv3": Case(
+        "KubeVirt places the devices of a Grace VM itself",
+        vm([GPU_A, '<iommu model="smmuv3"/>'], arch="aarch64", machine="virt"),
+    ),
+    "grace-acpi-nodeset": Case(
+        "a hostdev with memory nodes of its own is a Grace GPU",
+        vm([hostdev(A, "a", extra='<acpi nodeset="2-9"/>')], arch="aarch64", machine="virt"),
+    ),
+    "device-unknown-to-sysfs": Case("sysfs does not know the device", vm([hostdev("0000:99:00.0", "ghost"), GPU_A])),
+    "hostile-addresses": Case(
+        "sources that are no addresses never reach the file system and are none of our devices",
+        vm(
+            [
+                '<hostdev type="pci"><source><address domain="0" bus="../../etc" slot="0" function="0"/></source></hostdev>',
+                '<hostdev type="pci"><source><address domain="0" bus="0x1FFFFF" slot="0" function="0"/></source></hostdev>',
+                '<hostdev type="pci"><source><address domain="0" bus="-1" slot="0" function="1e9"/></source></hostdev>',
+                mdev("../../../etc/passwd", "vgpu"),
+                '<hostdev type="pci"><source/></hostdev>',
+                GPU_A,
+            ]
+        ),
+    ),
+    "odd-numbers": Case(
+        "decimal, hex and empty attributes, as KubeVirt prints them before v1.8",
+        vm(
+            [
+                '<hostdev type="pci" mode="subsystem"><source><address type="" domain="0x0000" bus="65" slot="0x00" '
+                'function="0"/></source><address type="pci" domain="" bus="1" slot="0x0" function=""/></hostdev>'
+            ]
+        ),
+    ),
+    "alias-taken-by-a-disk": Case(
+        "a volume has the very alias that our expander would get",
+        vm(
+            [
+                GPU_A,
+                '<disk type="block"><target dev="vda" bus="virtio"/><alias name="ua-pcie-numa-expander-17"/></disk>',
+            ]
+        ),
+    ),
+    "someone-on-our-index": Case(
+        "a disk sits on the index of a port that was ours: our block moves",
+        vm(
+            [
+                controller(17, "pcie-expander-bus", "00:1e.0", bus_nr=254, node=0, alias="ua-pcie-numa-expander-17"),
+                controller(18, "pcie-root-port", "11:00.0", alias="ua-pcie-numa-port-18"),
+                '<disk type="block"><target dev="vda" bus="virtio"/>'
+                '<address type="pci" domain="0" bus="0x12" slot="0" function="0"/></disk>',
+                GPU_A,
+            ]
+        ),
+    ),
+    "own-controllers-without-devices": Case(
+        "the hook's controllers are there, but no device",
+        vm(
+            [
+                controller(17, "pcie-expander-bus", "00:1e.0", bus_nr=254, node=0, alias="ua-pcie-numa-expander-17"),
+                controller(18, "pcie-root-port", "11:00.0", alias="ua-pcie-numa-port-18"),
+            ]
+        ),
+    ),
+    "placed-before-excluded-now": Case(
+        "a device on our port is excluded: its address goes with the port",
+        vm(
+            [
+                controller(17, "pcie-expander-bus", "00:1e.0", bus_nr=254, node=0, alias="ua-pcie-numa-expander-17"),
+                controller(18, "pcie-root-port", "11:00.0", alias="ua-pcie-numa-port-18"),
+                hostdev(A, "a", address="12:00.0"),
+            ]
+        ),
+        flags={"exclude": "a"},
+    ),
+    "thirty-three-devices-in-one-cell": Case(
+        "more devices than an expander has slots: eight ports to a slot",
+        vm([hostdev(path.rpartition("/")[2]) for path in MANY]),
+        host(MANY),
+    ),
+    "too-many-devices": Case(
+        "250 VFs: no room for their buses, so nothing is changed",
+        vm(
+            [
+                hostdev(f"0000:{0x41 + n // 250:02x}:{n // 8 % 32:02x}.{n % 8}", f"vf{n}", prefix="ua-sriov-")
+                for n in range(250)
+            ]
+        ),
+        host({f"pci0000:40/0000:40:01.0/0000:41:{n // 8 % 32:02x}.{n % 8}": 0 for n in range(250)}),
+    ),
+    "switch-falls-back": Case(
+        "80 cards below 40 switches need 161 buses, 81 without the switches: too much beside 100 NICs",
+        vm(
+            [
+                *(nic(dev=f"tap{n}") for n in range(100)),
+                *(hostdev(f"0000:{2 * n + s + 0x42:02x}:00.0", f"d{n}-{s}") for n in range(40) for s in (0, 1)),
+            ]
+        ),
+        host({_below_switch(n, s): 0 for n in range(40) for s in (0, 1)}),
+        {"layout": "switch"},
+    ),
+    "conventional-nic": Case(
+        "an e1000 NIC needs a pcie-to-pci-bridge, which keeps the index that libvirt would give it",
+        vm([nic("e1000"), nic(dev="tap1"), GPU_A]),
+    ),
+    "i6300esb-watchdog": Case(
+        "the watchdog is conventional and comes after the hostdevs in libvirt's order",
+        vm([nic(), GPU_A, GPU_B, '<watchdog model="i6300esb" action="reset"/>']),
+    ),
+    "distances": Case(
+        "the host's distances are written where the domain has none",
+        vm([GPU_A]),
+        host({A_PATH: 0}, distances={0: "10 32", 1: "32 10"}),
+        {"distances": "auto"},
+    ),
+    "distances-of-two-cells-on-one-node": Case(
+        "libvirt keeps 10 for a cell's distance to itself, and these cells are on one node",
+        vm([GPU_A], memnodes={0: "0", 1: "0"}),
+        host({A_PATH: 0}, distances={0: "10 32", 1: "32 10"}),
+        {"distances": "auto"},
+    ),
+    "large-bars": Case(
+        "two BARs of 512 GiB do not fit below 40 bits: the host's address bits are added",
+        vm([GPU_A, GPU_B]),
+        host(
+            {
+                path: {"numa_node": n, "resource": "0x0000008000000000 0x000000ffffffffff 0x000000000014220c"}
+                for n, path in enumerate((A_PATH, B_PATH))
+            }
+        ),
+        {"maxphysaddr": "auto"},
+    ),
+    "gpudirect-lost": Case(
+        "a GPU and a NIC share a host switch; layout node makes them PHB, and says so",
+        vm([hostdev("0000:43:00.0", "gpu"), hostdev("0000:44:00.0", "nic", prefix="ua-hostdevice-")]),
+        host(
+            {
+                f"pci0000:40/0000:40:01.0/0000:41:00.0/0000:42:00.0/{'0000:43:00.0'}": 0,
+                "pci0000:40/0000:40:01.0/0000:41:00.0/0000:42:01.0/0000:44:00.0": {"numa_node": 0, "class": "0x020000"},
+            }
+        ),
+    ),
+    "garbage-in-sysfs": Case(
+        "attributes that make no sense are findings, not errors",
+        vm([GPU_A]),
+        host(
+            {A_PATH: {"numa_node": 0, "vendor": "nvidia", "local_cpulist": "1-", "resource": "x"}},
+            distances={0: "10", 1: "a b"},
+        ),
+    ),
+}
+
+
+def run(case: Case) -> Outcome:
+    outcome = define_domain(
+        case.xml, json.dumps(case.vmi).encode(), lambda: parse_recording(case.host), from_flags(case.flags)
+    )
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case(name: str) -> None:
+    outcome = run(CASES[name])
+
+    plan = {"odd": CASES[name].odd, **plan_json(outcome)}
+    check(f"cases/{name}.plan.json", json.dumps(plan, indent=2, ensure_ascii=False) + "\n")
+    check(f"cases/{name}.xml", outcome.xml.decode())
+    assert (outcome.xml == CASES[name].xml) is (not outcome.plan.is_changed or str(outcome.config.mode) != "apply")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_second_pass_changes_nothing(name: str) -> None:
+    case = CASES[name]
+    once = run(case)
+    twice = run(Case(case.odd, once.xml, case.host, case.flags, case.vmi))
+
+    assert once.xml == twice.xml
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_strict_refuses_exactly_what_best_effort_warns_about(name: str) -> None:
+    case = CASES[name]
+    flags = {**case.flags, "policy": "strict"}
+    warnings = run(case).plan.warnings
+    if str(run(case).config.mode) != "apply":
+        assert run(Case(case.odd, case.xml, case.host, flags, case.vmi)).xml == case.xml
+    elif warnings:
+        with pytest.raises(StrictRefusal) as raised:
+            run(Case(case.odd, case.xml, case.host, flags, case.vmi))
+        assert warnings == raised.value.findings
+    else:
+        assert run(Case(case.odd, case.xml, case.host, flags, case.vmi)).xml == run(case).xml
+
+
+def test_every_golden_belongs_to_a_case() -> None:
+    from tests.golden import GOLDENS
+
+    names = {path.name.removesuffix(".plan.json").removesuffix(".xml") for path in (GOLDENS / "cases").iterdir()}
+    assert names == set(CASES)
