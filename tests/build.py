@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from hook.address import PciAddress
+from hook.address import PciAddress, parse_cpu_list
 
 
 def hostdev(
@@ -75,15 +75,18 @@ def vm(
     lines = ['<domain type="kvm" xmlns:qemu="http://libvirt.org/schemas/domain/qemu/1.0">', "\t<name>default_vm</name>"]
     lines += ['\t<memory unit="b">17179869184</memory>', "\t<os>"]
     lines += [f'\t\t<type arch="{arch}" machine="{machine}">hvm</type>', "\t</os>", "\t<devices>"]
+    lines += ["\t\t" + '<controller type="usb" index="0" model="none"/>']  # KubeVirt always writes one
     lines += [f"\t\t{device}" for device in devices]
-    lines += ["\t</devices>", '\t<cpu mode="host-passthrough">', "\t\t<numa>"]
+    lines += ["\t</devices>", f"\t<vcpu>{sum(len(parse_cpu_list(cpus)) for cpus in cells.values()) or 1}</vcpu>"]
+    lines += ['\t<cpu mode="host-passthrough">', "\t\t<numa>"]
     lines += [f'\t\t\t<cell id="{cell}" cpus="{cpus}" memory="8388608" unit="KiB"/>' for cell, cpus in cells.items()]
     lines += ["\t\t</numa>", "\t</cpu>", "\t<cputune>"]
     lines += [f'\t\t<vcpupin vcpu="{vcpu}" cpuset="{cpus}"/>' for vcpu, cpus in (pins or {}).items()]
     lines += ["\t</cputune>", "\t<numatune>"]
     lines += [f'\t\t<memnode cellid="{c}" mode="strict" nodeset="{n}"/>' for c, n in memnodes.items()]
     lines += ["\t</numatune>", *([f"\t{rest}"] if rest else []), "</domain>"]
-    return "\n".join(lines).encode()
+    text = "\n".join(lines)
+    return (text if cells else text.replace("\n\t\t<numa>\n\t\t</numa>", "")).encode()
 
 
 def host(

@@ -265,7 +265,7 @@ CASES: dict[str, Case] = {
     ),
     "observe": Case("the plan is made and not used", vm([GPU_A]), flags={"mode": "observe", "policy": "strict"}),
     "migration-target": Case("no hostdev at all, as on a migration target", vm([nic()])),
-    "i440fx": Case("a machine without PCI Express", vm([GPU_A], machine="pc-i440fx-9.2")),
+    "i440fx": Case("a machine without PCI Express", vm([GPU_A], machine="pc")),
     "s390x": Case("no PCI Express at all", vm([GPU_A], arch="s390x", machine="s390-ccw-virtio")),
     "versioned-machine": Case("a versioned machine type", vm([GPU_A], machine="pc-q35-rhel9.6.0")),
     "no-cells": Case("no guest NUMA at all", vm([GPU_A], memnodes={})),
@@ -305,7 +305,7 @@ CASES: dict[str, Case] = {
         vm(
             [
                 GPU_A,
-                '<disk type="block"><target dev="vda" bus="virtio"/><alias name="ua-pcie-numa-expander-17"/></disk>',
+                '<disk type="file"><source file="/disk.img"/><target dev="vda" bus="virtio"/><alias name="ua-pcie-numa-expander-17"/></disk>',
             ]
         ),
     ),
@@ -315,7 +315,7 @@ CASES: dict[str, Case] = {
             [
                 controller(17, "pcie-expander-bus", "00:1e.0", bus_nr=254, node=0, alias="ua-pcie-numa-expander-17"),
                 controller(18, "pcie-root-port", "11:00.0", alias="ua-pcie-numa-port-18"),
-                '<disk type="block"><target dev="vda" bus="virtio"/>'
+                '<disk type="file"><source file="/disk.img"/><target dev="vda" bus="virtio"/>'
                 '<address type="pci" domain="0" bus="0x12" slot="0" function="0"/></disk>',
                 GPU_A,
             ]
@@ -370,6 +370,18 @@ CASES: dict[str, Case] = {
     "conventional-nic": Case(
         "an e1000 NIC needs a pcie-to-pci-bridge, which keeps the index that libvirt would give it",
         vm([nic("e1000"), nic(dev="tap1"), GPU_A]),
+    ),
+    "virtio-transitional": Case(
+        "transitional virtio devices are conventional, others between them are not",
+        vm(
+            [
+                nic(),
+                nic("virtio-transitional", "tap1"),
+                '<disk type="file" model="virtio-transitional"><source file="/disk.img"/><target dev="vda" bus="virtio"/></disk>',
+                '<disk type="file"><source file="/disk2.img"/><target dev="vdb" bus="virtio"/></disk>',
+                GPU_A,
+            ]
+        ),
     ),
     "i6300esb-watchdog": Case(
         "the watchdog is conventional and comes after the hostdevs in libvirt's order",
