@@ -159,7 +159,7 @@ def _vmi_json(path: str) -> bytes:
     if content.lstrip()[:1] == b"{":
         return content
     try:
-        document = yaml.safe_load(content)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        return json.dumps(yaml.safe_load(content), default=str).encode()
+    # TypeError and ValueError: keys that are no texts, an anchor inside itself.
+    except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
         raise VmiError(f"cannot read the VMI {path}: {' '.join(str(error).split())}, expected JSON or YAML") from None
-    return json.dumps(document, default=str).encode()

@@ -185,17 +185,15 @@ def with_annotations(config: Config, annotations: Mapping[str, str]) -> tuple[Co
     for key in sorted(annotations):
         if not key.startswith(ANNOTATION_PREFIX):
             continue
-        name = key.removeprefix(ANNOTATION_PREFIX)
-        text = annotations[key]
-        if name.startswith(f"{OVERRIDE}."):
-            name, text = OVERRIDE, f"{name.removeprefix(f'{OVERRIDE}.')}={text}"
-        option = _BY_NAME.get(name) if key != ANNOTATION_PREFIX + OVERRIDE else None
-        if option is None:
+        name, dot, device = key.removeprefix(ANNOTATION_PREFIX).partition(".")
+        option = _BY_NAME.get(name)
+        if option is None or not (device if name == OVERRIDE else not dot):
             known = ", ".join(o.name if o.name != OVERRIDE else f"{OVERRIDE}.NAME" for o in OPTIONS)
             findings.append(_bad(key, "unknown-annotation", f"there is no such annotation, expected one of {known}"))
             continue
         try:
-            config = _with(config, option, option.parse(text))
+            text = annotations[key]
+            config = _with(config, option, (device, _node(text)) if device else option.parse(text))
         except ValueError as error:
             findings.append(_bad(key, "bad-annotation", f"the value is ignored: {error}"))
     return config, tuple(findings)

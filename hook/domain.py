@@ -28,6 +28,9 @@ from hook.plan import Plan
 # 64 MB hold lxml's tree of about 1.5 MB of XML (measured: 23-25 MB of memory for each MB of XML).
 MAX_DOMAIN_XML_BYTES = 1 << 20
 
+# KubeVirt's parser reads nothing else (Go encoding/xml without a CharsetReader).
+_ENCODINGS = ("UTF-8", "UTF8", "US-ASCII", "ASCII")
+
 # KubeVirt's user aliases: ua-gpu-NAME, ua-hostdevice-NAME, ua-sriov-NAME, ua-dra-gpu-NAME, ua-dra-hostdevice-NAME.
 _ALIAS_PREFIX = re.compile(r"ua-(?:dra-)?(?:gpu|hostdevice|sriov)-")
 _SRIOV_ALIAS = "ua-sriov-"
@@ -56,6 +59,8 @@ def parse(domain_xml: bytes) -> ParsedDomain:
         raise DomainXmlTooLarge(
             f"cannot read the domain XML: it has {len(domain_xml)} bytes, at most {MAX_DOMAIN_XML_BYTES} are accepted"
         )
+    if b"\0" in domain_xml:
+        raise DomainXmlError("cannot parse the domain XML: it has NUL bytes, expected UTF-8")
     parser = etree.XMLParser(
         resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False, strip_cdata=False
     )
@@ -65,6 +70,9 @@ def parse(domain_xml: bytes) -> ParsedDomain:
         text = error.msg if isinstance(error, etree.XMLSyntaxError) else error
         raise DomainXmlError(f"cannot parse the domain XML: {text}") from None
     tree = root.getroottree()
+    encoding = tree.docinfo.encoding or "UTF-8"
+    if encoding.upper() not in _ENCODINGS:
+        raise DomainXmlError(f"cannot use the domain XML: its encoding is {encoding}, expected UTF-8")
     if tree.docinfo.doctype:
         raise DomainXmlError("cannot use the domain XML: it has a DOCTYPE, expected none")
     if root.tag != "domain":
@@ -99,7 +107,6 @@ def apply(domain: ParsedDomain, plan: Plan) -> bytes:
     cpu = domain.tree.getroot().find("cpu")
     if plan.is_maxphysaddr_added and cpu is not None:
         _append(cpu, etree.Element("maxphysaddr", mode="passthrough"))
-    # KubeVirt's parser reads UTF-8 only.
     return etree.tostring(domain.tree, encoding="UTF-8", xml_declaration=domain.source.lstrip().startswith(b"<?xml"))
 
 
@@ -235,16 +242,19 @@ def _is_pci_addressable(element: etree._Element) -> bool:
 
 
 def _guest_address(element: etree._Element) -> tuple[GuestAddress | None, bool]:
-    """The PCI address of a device and its multifunction flag; incomplete is absent."""
+    """The PCI address of a device and its multifunction flag.
+
+    What is left out is 0, and bus 0 slot 0 asks libvirt for a place: virPCIDeviceAddressIsEmpty.
+    """
     address = element.find("address")
     if address is None or _text(address, "type") not in (None, "pci"):
         return None, False
     bus, slot, function = (
-        _number(_text(address, name), maximum) for name, maximum in (("bus", 255), ("slot", 31), ("function", 7))
+        _number(_text(address, name) or "0", maximum) for name, maximum in (("bus", 255), ("slot", 31), ("function", 7))
     )
-    if bus is None or slot is None:
+    if bus is None or slot is None or function is None or (bus, slot) == (0, 0):
         return None, False
-    return GuestAddress(bus, slot, function or 0), _text(address, "multifunction") == "on"
+    return GuestAddress(bus, slot, function), _text(address, "multifunction") == "on"
 
 
 def _pci_controller(element: etree._Element) -> Controller | None:
@@ -386,17 +396,14 @@ def _indent_of(element: etree._Element) -> str | None:
 
 
 def _remove(element: etree._Element | None) -> None:
-    """Remove an element and the white space before the next one; text in between is kept."""
+    """Remove an element and the white space before it; text around it is kept."""
     if element is None or (parent := element.getparent()) is None:
         return
     previous = element.getprevious()
-    if element.tail and element.tail.strip():
-        if previous is not None:
-            previous.tail = (previous.tail or "") + element.tail
-        else:
-            parent.text = (parent.text or "") + element.tail
-    elif previous is not None:
-        previous.tail = element.tail
+    before = (parent.text if previous is None else previous.tail) or ""
+    after = (before if before.strip() else "") + (element.tail or "")
+    if previous is None:
+        parent.text = after or None
     else:
-        parent.text = element.tail
+        previous.tail = after or None
     parent.remove(element)

@@ -197,7 +197,7 @@ def make_plan(
 ) -> Plan:
     """Plan one domain.
 
-    pci_addressed: NAMEs of the devices whose guest address the user chose.
+    pci_addressed: NAMEs of the interfaces whose guest address the user chose.
     is_on_root_complex: the user wants all devices on pcie.0.
     """
     reason = _not_applicable(guest, config)
@@ -212,7 +212,9 @@ def make_plan(
     planner.findings.extend(cells.findings)
     planner.findings.extend(Finding(Severity.INFO, "unreadable-sysfs", "", problem) for problem in host.problems)
     for hostdev in guest.hostdevs:
-        planner.decide(hostdev, is_users=is_on_root_complex or hostdev.name in pci_addressed)
+        # Only interfaces can have one; a GPU may have the name of an interface.
+        is_chosen = hostdev.is_virtual_function and hostdev.name in pci_addressed
+        planner.decide(hostdev, is_users=is_on_root_complex or is_chosen)
     planner.check_names()
     planner.check_expanders()
     return planner.finish()
@@ -285,7 +287,9 @@ class _Planner:
         function = device.function(self.host)
         if self._names(hostdev, self.config.exclude) is not None:
             return replace(device, action=Action.EXCLUDED, reason="named by exclude")
-        if self.config.devices is Devices.GPU and _base_class(function) not in _GPU_CLASSES:
+        # A device that sysfs does not know may be a GPU, and becomes a finding below.
+        is_other = function is not None and _base_class(function) not in _GPU_CLASSES
+        if self.config.devices is Devices.GPU and is_other:
             return replace(device, action=Action.EXCLUDED, reason="no GPU or accelerator, and devices is gpu")
         expander = self._foreign_expander(hostdev)
         if expander is not None:
@@ -343,9 +347,8 @@ class _Planner:
         if expander.cell is None:
             self._find(Severity.WARNING, "expander-without-node", name, f"{where}, which has no NUMA node")
         elif wanted is None:
-            self._find(
-                Severity.WARNING, "unverified-node", name, f"{where}, and no guest cell is known for host node {node}"
-            )
+            why = "its host node is unknown" if node is None else f"no guest cell is known for host node {node}"
+            self._find(Severity.WARNING, "unverified-node", name, f"{where}, and {why}")
         elif wanted != expander.cell:
             self._find(
                 Severity.WARNING,

@@ -11,22 +11,23 @@ Archives and recordings are read into memory: nothing is unpacked, and no link l
 
 import gzip
 import io
+import os
 import posixpath
 import re
+import zlib
 from collections.abc import Mapping
-from pathlib import Path
 
 from hook.errors import SysfsError
 from hook.sysfs import ATTRIBUTE_LIMIT_BYTES, NODES, PCI_DEVICES, DirectoryTree, MemoryTree, SysfsTree
 
 # A recording of the largest known host (dual socket, 16 GPUs) is below 1 MB; a full /sys below 30 MB.
 _UNPACKED_LIMIT_BYTES = 32 << 20
-_ENTRY_LIMIT = 200_000
 _GZIP_MAGIC = b"\x1f\x8b"
 _TAR_MAGIC_OFFSET = 257
 _TAR_MAGIC = b"ustar"
 _LINE = re.compile(r"(\S.*?) (=|->) ?(.*)")
 _ESCAPE = re.compile(r"\\(.)")
+_SYS_PATH = re.compile(rf"((?:[^/]+/){{0,2}}?)(?:{PCI_DEVICES}|{NODES})/")
 
 
 def open_sysfs(path: str) -> SysfsTree:
@@ -35,15 +36,15 @@ def open_sysfs(path: str) -> SysfsTree:
     Raises:
         SysfsError: there is nothing at `path`, or it is none of these.
     """
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         return DirectoryTree(path)
     try:
-        with Path(path).open("rb") as file:
+        with open(path, "rb") as file:
             content = file.read(_UNPACKED_LIMIT_BYTES + 1)
         if content.startswith(_GZIP_MAGIC):
             with gzip.GzipFile(fileobj=io.BytesIO(content)) as unzipped:
                 content = unzipped.read(_UNPACKED_LIMIT_BYTES + 1)
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise SysfsError(f"cannot read the recording {path}: {error}") from error
     if len(content) > _UNPACKED_LIMIT_BYTES:
         raise SysfsError(f"cannot read the recording {path}: it is over {_UNPACKED_LIMIT_BYTES} bytes")
@@ -96,10 +97,8 @@ def _parse_tar(content: bytes) -> MemoryTree:
     links: dict[str, str] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
-            for count, member in enumerate(archive):
+            for member in archive:
                 path = _normal(member.name)
-                if count >= _ENTRY_LIMIT:
-                    raise SysfsError(f"it has over {_ENTRY_LIMIT} entries")
                 if path is None:
                     continue
                 if member.issym():
@@ -122,15 +121,11 @@ def _normal(path: str) -> str | None:
 
 def _tree(files: Mapping[str, bytes], links: Mapping[str, str]) -> MemoryTree:
     """The tree below the folder that looks like /sys: the top, or one or two folders down."""
-    prefixes = {""}
-    for path in (*files, *links):
-        parts = path.split("/", 2)
-        prefixes.update("".join(f"{part}/" for part in parts[:depth]) for depth in range(1, len(parts)))
-    for prefix in sorted(prefixes, key=lambda p: (p.count("/"), p)):
-        inner = (f"{prefix}{PCI_DEVICES}/", f"{prefix}{NODES}/")
-        if any(path.startswith(inner) for path in (*files, *links)):
-            return MemoryTree(
-                {path.removeprefix(prefix): content for path, content in files.items() if path.startswith(prefix)},
-                {path.removeprefix(prefix): target for path, target in links.items() if path.startswith(prefix)},
-            )
-    raise SysfsError(f"it holds neither {PCI_DEVICES} nor {NODES}, at the top or below one or two folders")
+    prefixes = {match[1] for path in (*files, *links) if (match := _SYS_PATH.match(path))}
+    if not prefixes:
+        raise SysfsError(f"it holds neither {PCI_DEVICES} nor {NODES}, at the top or below one or two folders")
+    prefix = min(prefixes, key=lambda p: (p.count("/"), p))
+    return MemoryTree(
+        {path.removeprefix(prefix): content for path, content in files.items() if path.startswith(prefix)},
+        {path.removeprefix(prefix): target for path, target in links.items() if path.startswith(prefix)},
+    )

@@ -6,7 +6,6 @@ one second on a fifth of a CPU, and a late answer costs the VM (KubeVirt pkg/hoo
 
 import argparse
 import os
-import secrets
 import signal
 import socket
 import stat
@@ -167,7 +166,7 @@ def warm_up() -> None:
 
 def socket_path(directory: str) -> str:
     """The path of the socket; its name is unique in the pod, because KubeVirt remembers sockets by name alone."""
-    name = os.environ.get("CONTAINER_NAME") or secrets.token_hex(4)
+    name = os.environ.get("CONTAINER_NAME") or os.urandom(4).hex()
     return os.path.join(directory, f"{log.COMPONENT}-{name}.sock")
 
 

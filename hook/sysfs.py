@@ -5,9 +5,9 @@ reading code is the same for both. Paths are relative to the sysfs mount point a
 """
 
 import os
+import re
 import stat
 from collections.abc import Iterable, Mapping
-from pathlib import PurePosixPath
 from typing import Protocol
 
 from hook.address import CpuSet, PciAddress, parse_cpu_list
@@ -27,6 +27,9 @@ _IORESOURCE_MEM_64 = 0x100000
 PCI_DEVICES = "bus/pci/devices"
 MDEV_DEVICES = "bus/mdev/devices"
 NODES = "devices/system/node"
+
+_NODE = re.compile(r"node(\d{1,6})", re.ASCII)
+_DISTANCE = re.compile(r"\d{1,9}", re.ASCII)
 
 
 class SysfsTree(Protocol):
@@ -210,13 +213,13 @@ class _Reader:
         path = self.tree.resolve(f"{PCI_DEVICES}/{address}")
         if path is None:
             return
-        parts = PurePosixPath(path).parts
+        parts = path.split("/")
         root_depth = max((i for i, part in enumerate(parts) if part.startswith("pci")), default=-1)
         above = _addresses(parts[:-1])
         below_root = _addresses(parts[root_depth + 1 : -1])
         node = self.number(f"{path}/numa_node", 10)
         physfn = self.tree.resolve(f"{path}/physfn")
-        physical = _addresses(PurePosixPath(physfn).parts[-1:]) if physfn else ()
+        physical = _addresses(physfn.split("/")[-1:]) if physfn else ()
         self.functions[address] = PciFunction(
             address=address,
             root="/".join(parts[: root_depth + 1]),
@@ -236,15 +239,14 @@ class _Reader:
             self.function(other)
 
     def nodes(self) -> dict[int, NumaNode]:
-        names = [name for name in self.tree.names(NODES) if name.startswith("node") and name[4:].isdecimal()]
-        ids = sorted(int(name[4:]) for name in names)
+        ids = sorted(int(match[1]) for name in self.tree.names(NODES) if (match := _NODE.fullmatch(name)))
         found: dict[int, NumaNode] = {}
         for node in ids:
             cpus = self.cpus(f"{NODES}/node{node}/cpulist")
             distance = (self.text(f"{NODES}/node{node}/distance") or "").split()
             distances: dict[int, int] = {}
             # One number for each online node in ascending order (drivers/base/node.c, node_read_distance).
-            if len(distance) == len(ids) and all(value.isdecimal() for value in distance):
+            if len(distance) == len(ids) and all(_DISTANCE.fullmatch(value) for value in distance):
                 distances = {other: int(value) for other, value in zip(ids, distance, strict=True)}
             elif distance:
                 self.problems.append(
@@ -277,7 +279,7 @@ def read_host(tree: SysfsTree, functions: Iterable[PciAddress], mediated_devices
     parents: dict[str, PciAddress] = {}
     for uuid in sorted(set(mediated_devices)):
         path = tree.resolve(f"{MDEV_DEVICES}/{uuid}")
-        parent = _addresses(PurePosixPath(path).parts[:-1])[-1:] if path else ()
+        parent = _addresses(path.split("/")[:-1])[-1:] if path else ()
         if parent:
             parents[uuid] = parent[0]
             reader.function(parent[0])

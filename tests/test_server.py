@@ -200,8 +200,8 @@ def test_a_dead_socket_is_replaced(hooks: Path) -> None:
         ("x" * 90, "cannot listen on .*: the path is longer than 107 bytes for virt-launcher"),
     ],
 )
-def test_a_bad_folder_is_one_clear_line(tmp_path: Path, folder: str, text: str) -> None:
-    directory = tmp_path / folder
+def test_a_bad_folder_is_one_clear_line(hooks: Path, folder: str, text: str) -> None:
+    directory = hooks / folder
     if folder != "missing":
         directory.mkdir()
     with Sidecar(directory, wait=False) as sidecar:
