@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check golden bench image clean
+.PHONY: help setup demo test test-image check golden bench image clean
 
 BIN := .venv/bin
 PYTHON ?= python3
@@ -32,6 +32,10 @@ demo: setup  ## start the sidecar, play virt-launcher against it, show what happ
 test: setup  ## install libvirt and QEMU of Debian 12 and 13 where possible, run all tests
 	@tests/system/install.sh all
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term:skip-covered $(TESTS)
+
+test-image: setup  ## build the image, run it under KubeVirt's limits (needs buildah, podman, runc)
+	@tests/system/install.sh containers
+	$(BIN)/python -m pytest -m image -rP tests/image
 
 check: setup  ## lint, types, layers
 	$(BIN)/ruff format --check .

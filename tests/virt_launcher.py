@@ -81,7 +81,8 @@ class Launcher:
                 except grpc.FutureTimeoutError:
                     continue  # not ready
                 seen.add(path.name)
-            time.sleep(SCAN_SECONDS)
+            if len(seen) < count:
+                time.sleep(SCAN_SECONDS)
         return self.sidecars
 
     def _sockets(self) -> list[Path]:

@@ -4,6 +4,7 @@
 #   install.sh debian12   the packages of this machine, where it is Debian 12
 #   install.sh debian13   a Debian 13 tree below the cache folder, which the tests enter by chroot
 #   install.sh all        both
+#   install.sh containers  what builds and runs the image: buildah, podman, runc
 #
 # Does nothing that is done already, and says what it does.  Without root it only says what is
 # missing: the tests that would need it are skipped then.  Starts no service.
@@ -126,15 +127,24 @@ debian13() {
     say "debian13: built $TREE"
 }
 
+containers() {
+    if ! is_root; then
+        say "containers: needs root"
+        return
+    fi
+    install_packages buildah podman runc mmdebstrap
+}
+
 case "${1:-}" in
     debian12) debian12 ;;
     debian13) debian13 ;;
+    containers) containers ;;
     all)
         debian12
         debian13
         ;;
     *)
-        say "usage: install.sh debian12 | debian13 | all" >&2
+        say "usage: install.sh debian12 | debian13 | containers | all" >&2
         exit 2
         ;;
 esac
