@@ -170,7 +170,8 @@ class _Reader:
         content = self.tree.read(path)
         if content is None:
             return None
-        return content.decode("utf-8", "replace").strip()
+        # tar pads an attribute with zeros to the page that sysfs claims it has.
+        return content.decode("utf-8", "replace").strip("\0 \t\r\n")
 
     def number(self, path: str, base: int) -> int | None:
         text = self.text(path)

@@ -1,0 +1,90 @@
+"""What the documents say is what the program does."""
+
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hook.config import OPTIONS, Config, default_text, with_annotations
+
+ROOT = Path(__file__).parent.parent
+MARKDOWN = sorted(path for path in ROOT.rglob("*.md") if ".venv" not in path.parts)
+EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
+SIDECARS = "hooks.kubevirt.io/hookSidecars"
+
+
+def test_the_table_of_options_is_the_table_of_the_program() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \| ([^|]*?) ?\| ([^|]*?) ?\|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    free = {"exclude": "NAME,…", "numa-node": "NAME=N"}
+
+    assert rows == [
+        (
+            option.name,
+            ", ".join(f"`{value}`" for value in option.values) or free[option.name],
+            f"`{default_text(option)}`" if default_text(option) else "",
+        )
+        for option in OPTIONS
+    ]
+
+
+def test_every_finding_has_a_section() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "hook").glob("*.py"))
+    called = re.findall(
+        r"""(?:Severity\.\w+,|_not\(\s*guest,|_left\(\s*device,|_bad\(key,)\s*"([a-z0-9-]+)\"""", sources
+    )
+    sections = re.findall(r"^### ([a-z0-9-]+)$", (ROOT / "docs" / "findings.md").read_text(), re.MULTILINE)
+
+    assert set(called) == set(sections)
+    assert len(sections) == len(set(sections))
+
+
+@pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text())
+
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def commands() -> list[str]:
+    return re.findall(r"^(\.venv/bin/pcie-numa-hook .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_the_readmes_commands_run(command: str) -> None:
+    done = subprocess.run(shlex.split(command), cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def annotations(document: Any) -> Iterator[Mapping[str, str]]:
+    """Every mapping of annotations that is put on a VMI."""
+    template = document["spec"].get("template", {}).get("metadata", document["spec"])
+    yield template["annotations"]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_examples_have_annotations_that_work(path: Path) -> None:
+    for document in yaml.safe_load_all(path.read_text()):
+        for given in annotations(document):
+            sidecars = json.loads(given[SIDECARS])
+            config, findings = with_annotations(Config(), given)
+
+            assert [set(sidecar) for sidecar in sidecars] == [{"image"}]
+            assert findings == ()
+            assert (config == Config()) is (set(given) == {SIDECARS})
+
+
+def test_vms_of_examples_have_what_the_hook_needs() -> None:
+    for path in EXAMPLES:
+        spec = yaml.safe_load(path.read_text())["spec"]
+        if "template" in spec:
+            domain = spec["template"]["spec"]["domain"]
+            assert domain["cpu"]["dedicatedCpuPlacement"] is True
+            assert domain["cpu"]["numa"] == {"guestMappingPassthrough": {}}
+            assert "hugepages" in domain["memory"]
