@@ -431,6 +431,47 @@ CASES: dict[str, Case] = {
 }
 
 
+# One switch with everything that can be passed through: a GPU with audio, a card with two ports, an NVSwitch, VFs of
+# two physical functions, two mdevs of one GPU, an NVMe disk, accelerators of two classes; and one NIC next to it.
+_SWITCH = "pci0000:40/0000:40:01.0/0000:41:00.0"
+_KINDS = {
+    f"{_SWITCH}/0000:42:00.0/0000:43:00.0": "0x030200",
+    f"{_SWITCH}/0000:42:00.0/0000:43:00.1": "0x040300",
+    f"{_SWITCH}/0000:42:01.0/0000:44:00.0": "0x020000",
+    f"{_SWITCH}/0000:42:01.0/0000:44:00.1": "0x020000",
+    f"{_SWITCH}/0000:42:02.0/0000:45:00.0": "0x068000",
+    f"{_SWITCH}/0000:42:03.0/0000:46:00.0": "0x030200",
+    f"{_SWITCH}/0000:42:04.0/0000:47:00.0": "0x010802",
+    f"{_SWITCH}/0000:42:05.0/0000:48:00.0": "0x120000",
+    f"{_SWITCH}/0000:42:06.0/0000:49:00.0": "0x0b4000",
+    "pci0000:50/0000:50:01.0/0000:51:00.0": "0x020700",
+}
+_VFS = {f"{_SWITCH}/0000:42:01.0/0000:44:{10 + port}.{n}": f"0000:44:00.{port}" for port in (0, 1) for n in (2, 3)}
+ALL_KINDS = host(
+    {
+        **{path: {"numa_node": 0, "class": class_code} for path, class_code in _KINDS.items()},
+        **{path: {"numa_node": 0, "class": "0x020000", "physfn": pf} for path, pf in _VFS.items()},
+    },
+    extra="".join(
+        f"bus/mdev/devices/{UUID}{n} -> ../../../devices/{_SWITCH}/0000:42:03.0/0000:46:00.0/{UUID}{n}\n"
+        for n in (1, 2)
+    ),
+)
+ALL_DEVICES = [
+    *(hostdev(path.rpartition("/")[2]) for path in _KINDS if not path.endswith("46:00.0")),
+    *(hostdev(path.rpartition("/")[2], f"vf{n}", prefix="ua-sriov-") for n, path in enumerate(_VFS)),
+    mdev(f"{UUID}1", "vgpu1"),
+    mdev(f"{UUID}2", "vgpu2"),
+]
+for _layout in ("node", "host-bridge", "switch"):
+    CASES[f"all-kinds-{_layout}"] = Case(
+        f"every kind of device below one switch, and one NIC beside it, in layout {_layout}",
+        vm(ALL_DEVICES),
+        ALL_KINDS,
+        {"layout": _layout},
+    )
+
+
 def run(case: Case) -> Outcome:
     outcome = define_domain(
         case.xml, json.dumps(case.vmi).encode(), lambda: parse_recording(case.host), from_flags(case.flags)
