@@ -5,7 +5,8 @@ SHELL := /bin/bash
 .PHONY: help setup demo test test-image check golden bench image clean
 
 BIN := .venv/bin
-PYTHON ?= python3
+# A Debian with the package python3.11 alone has no python3.
+PYTHON ?= $(shell command -v python3 || echo python3.11)
 SETUP := .venv/.set-up
 AS_ROOT := $(shell test $$(id -u) = 0 && echo yes)
 
@@ -15,7 +16,8 @@ help:  ## show this
 setup: $(SETUP)  ## make .venv with the command and all tools
 
 $(SETUP): pyproject.toml hatch_build.py $(wildcard protos/*.proto)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Python 3.11 or newer is needed; say which with PYTHON=" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		if [ -n "$(AS_ROOT)" ]; then \
 			echo "installing python3-venv"; \

@@ -63,10 +63,12 @@ def define_domain(
         HookError: the input cannot be used, or policy strict refuses the VM. Under best-effort
             nothing else fails: an unexpected error is in the outcome, beside the unchanged domain.
     """
-    parsed = domain_xml_format.parse(domain_xml)
-    request = vmi.parse(vmi_json) if vmi_json is not None else vmi.VmiRequest()
-    config, findings = with_annotations(flags, request.annotations)
+    parsed = ParsedDomain.nothing(domain_xml)
+    config = flags
     try:
+        parsed = domain_xml_format.parse(domain_xml)
+        request = vmi.parse(vmi_json) if vmi_json is not None else vmi.VmiRequest()
+        config, findings = with_annotations(flags, request.annotations)
         plan, host = _plan(parsed, request, config, findings, open_sysfs)
         xml = domain_xml if config.mode is not Mode.APPLY else domain_xml_format.apply(parsed, plan)
     except HookError:

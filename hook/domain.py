@@ -47,6 +47,12 @@ class ParsedDomain:
     tree: "etree._ElementTree[etree._Element]"
     source: bytes
 
+    @classmethod
+    def nothing(cls, source: bytes) -> "ParsedDomain":
+        """A domain of which nothing is known."""
+        root = etree.Element("domain")
+        return cls(name="", guest=_guest(root), tree=root.getroottree(), source=source)
+
 
 def parse(domain_xml: bytes) -> ParsedDomain:
     """Parse the domain XML of a hook call.

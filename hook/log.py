@@ -36,5 +36,4 @@ def start() -> logging.Logger:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    logging.addLevelName(logging.WARNING, "WARNING")
     return logging.getLogger(COMPONENT)

@@ -57,6 +57,8 @@ class DirectoryTree:
         self._root = os.path.realpath(root)
         if not os.path.isdir(self._root):
             raise SysfsError(f"cannot read sysfs at {root}: there is no such directory")
+        if not os.access(self._root, os.R_OK | os.X_OK):
+            raise SysfsError(f"cannot read sysfs at {root}: the directory is not readable")
         if not any(os.path.isdir(os.path.join(self._root, part)) for part in (PCI_DEVICES, NODES)):
             raise SysfsError(
                 f"cannot read sysfs at {root}: it holds neither {PCI_DEVICES} nor {NODES}, expected a tree like /sys"

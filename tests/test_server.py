@@ -1,5 +1,8 @@
 """The real sidecar process on a real socket, called as virt-launcher calls it."""
 
+import io
+import json
+import logging
 import re
 import signal
 import socket
@@ -7,10 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
 import grpc
 import pytest
 
+from hook import log, server
 from hook.config import Config
 from hook.define import define_domain
 from hook.protocol import info_pb2, info_pb2_grpc, v1alpha2_pb2, v1alpha2_pb2_grpc
@@ -19,6 +24,7 @@ from tests.sidecar import Sidecar
 from tests.virt_launcher import Launcher, dial
 
 SCENARIO = Scenario("two-node-2gpu")
+ROOT = Path(__file__).parent.parent
 
 
 def answer(scenario: Scenario, xml: bytes, config: Config | None = None) -> bytes:
@@ -146,6 +152,30 @@ def test_the_log_has_kubevirts_keys_a_line_for_each_device_and_a_summary(sidecar
     ]
 
 
+def test_an_unexpected_error_gives_the_input_back_and_is_counted_and_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: str) -> NoReturn:
+        raise RuntimeError(f"a bug at {path}")
+
+    monkeypatch.setattr(server, "open_sysfs", broken)
+    lines = io.StringIO()
+    handler = logging.StreamHandler(lines)
+    handler.setFormatter(log.JsonFormatter())
+    logger = logging.Logger("test")  # noqa: LOG001  # of its own: nothing outside this test changes
+    logger.addHandler(handler)
+    callbacks = server.Sidecar("/sys", Config(), logger, stop=lambda: None)
+    unused: Any = None  # the transport is needed only to refuse a call
+    for _ in range(2):
+        assert SCENARIO.xml() == callbacks.define_domain(SCENARIO.xml(), SCENARIO.vmi, unused)
+
+    entries = [json.loads(line) for line in lines.getvalue().splitlines()]
+    errors = [entry for entry in entries if entry["level"] == "error"]
+    assert [(entry["msg"], entry["vm"]) for entry in errors] == [
+        ("unexpected error: a bug at /sys", "default_two-node-2gpu"),
+    ] * 2
+    assert "in broken" in errors[0]["trace"]
+    assert entries[-1]["msg"] == "unexpected RuntimeError: the domain is unchanged; unexpected errors so far: 2"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_and_leaves_no_socket(sidecar: Sidecar, number: signal.Signals) -> None:
     assert sidecar.end(number) == 0
@@ -182,6 +212,21 @@ def test_a_living_socket_is_never_taken(sidecar: Sidecar) -> None:
     assert second.returncode == 1
     assert f"cannot listen on {path}: another process serves this socket" in second.stderr
     assert answer(SCENARIO, SCENARIO.xml()) == launcher(sidecar).on_define_domain(SCENARIO.xml(), SCENARIO.vmi)
+
+
+def test_a_living_socket_that_does_not_answer_is_never_taken(hooks: Path) -> None:
+    path = hooks / "pcie-numa-hook-a.sock"
+    command = [sys.executable, "-m", "hook", "serve", "--socket-dir", str(hooks)]
+    with socket.socket(socket.AF_UNIX) as hung, socket.socket(socket.AF_UNIX) as waiting:
+        hung.bind(str(path))
+        hung.listen(0)
+        waiting.connect(str(path))  # fills the queue
+        second = subprocess.run(
+            command, env={"CONTAINER_NAME": "a"}, cwd=ROOT, capture_output=True, text=True, timeout=20, check=False
+        )
+
+    assert second.returncode == 1
+    assert f"cannot listen on {path}: another process serves this socket" in second.stderr
 
 
 def test_a_dead_socket_is_replaced(hooks: Path) -> None:
