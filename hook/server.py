@@ -6,6 +6,7 @@ one second on a fifth of a CPU, and a late answer costs the VM (KubeVirt pkg/hoo
 
 import argparse
 import os
+import re
 import signal
 import socket
 import stat
@@ -29,6 +30,8 @@ from hook.errors import (
 from hook.protocol import (
     info_pb2,
     info_pb2_grpc,
+    plugin_pb2,
+    plugin_pb2_grpc,
     v1alpha1_pb2,
     v1alpha1_pb2_grpc,
     v1alpha2_pb2,
@@ -40,6 +43,7 @@ from hook.recording import open_sysfs
 from hook.sysfs import MemoryTree
 
 SOCKET_DIR = "/var/run/kubevirt-hooks"
+PLUGIN_DIR = "/var/run/kubevirt-plugin"  # /NAME, with the plugin's name
 VERSIONS = ("v1alpha1", "v1alpha2", "v1alpha3")
 EXIT_FAILED = 1
 # sun_path holds 108 bytes with the final NUL (unix(7)). virt-launcher sees the socket one folder deeper.
@@ -47,6 +51,8 @@ _PATH_LIMIT_BYTES = 107
 _LAUNCHER_FOLDER_BYTES = len(f"{SOCKET_DIR}/hook-sidecar-000/")
 _GRACE_SECONDS = 1.0
 _WORKERS = 2
+
+_PLUGIN_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?")
 
 _STATUS = {
     DomainXmlTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -103,6 +109,27 @@ class Sidecar:
         self._logger.info("%s; unexpected errors so far: %d", outcome.summary(), self._faults, extra=extra)
 
 
+class _DomainHook(plugin_pb2_grpc.DomainHookServiceServicer):
+    """The same use case for KubeVirt's structured plugins."""
+
+    def __init__(self, sidecar: Sidecar) -> None:
+        self._sidecar = sidecar
+
+    def MutateDomain(  # noqa: N802
+        self, request: plugin_pb2.MutateDomainRequest, context: grpc.ServicerContext
+    ) -> plugin_pb2.MutateDomainResponse:
+        if request.domain_type != "libvirt":
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"cannot use a domain of type {request.domain_type!r}, expected 'libvirt'",
+            )
+        if request.sidecar_context.invocation_context == "MigrationTarget":
+            # KubeVirt throws the answer away, and an error would fail the migration.
+            return plugin_pb2.MutateDomainResponse(domain=request.domain)
+        xml = self._sidecar.define_domain(request.domain, request.vmi, context)
+        return plugin_pb2.MutateDomainResponse(domain=xml)
+
+
 class _Info(info_pb2_grpc.InfoServicer):
     def __init__(self, versions: Sequence[str]) -> None:
         points = [info_pb2.HookPoint(name="OnDefineDomain", priority=0)]
@@ -132,17 +159,21 @@ def _callbacks(servicer: type, messages: Any, sidecar: Sidecar) -> Any:
         def Shutdown(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
             del request
             # The answer goes out first: virt-launcher takes a broken call for a failed shutdown.
-            context.add_callback(sidecar.shutdown)
+            if not context.add_callback(sidecar.shutdown):
+                sidecar.shutdown()  # the caller has gone already
             return messages.ShutdownResult()
 
     return Callbacks()
 
 
-def _grpc_server(sidecar: Sidecar, versions: Sequence[str]) -> grpc.Server:
+def _grpc_server(sidecar: Sidecar, versions: Sequence[str], *, is_plugin: bool) -> grpc.Server:
     server = grpc.server(
         ThreadPoolExecutor(max_workers=_WORKERS),
         options=[("grpc.so_reuseport", 0)],
     )
+    if is_plugin:
+        plugin_pb2_grpc.add_DomainHookServiceServicer_to_server(_DomainHook(sidecar), server)  # type: ignore[no-untyped-call]
+        return server
     info_pb2_grpc.add_InfoServicer_to_server(_Info(versions), server)  # type: ignore[no-untyped-call]
     services = {
         "v1alpha1": (v1alpha1_pb2_grpc, v1alpha1_pb2),
@@ -164,8 +195,15 @@ def warm_up() -> None:
     v1alpha3_pb2.OnDefineDomainParams.FromString(request.SerializeToString())
 
 
-def socket_path(directory: str) -> str:
-    """The path of the socket; its name is unique in the pod, because KubeVirt remembers sockets by name alone."""
+def socket_path(directory: str | None, plugin: str | None) -> str:
+    """The path of the socket.
+
+    A hook's name is unique in the pod, because KubeVirt remembers sockets by name alone; a plugin's
+    is fixed, because the Plugin object has its path.
+    """
+    if plugin is not None:
+        return os.path.join(directory or os.path.join(PLUGIN_DIR, plugin), f"{log.COMPONENT}.sock")
+    directory = directory or SOCKET_DIR
     name = os.environ.get("CONTAINER_NAME") or os.urandom(4).hex()
     return os.path.join(directory, f"{log.COMPONENT}-{name}.sock")
 
@@ -194,12 +232,15 @@ def claim(path: str) -> None:
     if not stat.S_ISSOCK(mode):
         raise OSError(f"cannot listen on {path}: something is there that is no socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
         try:
             probe.connect(path)
         except ConnectionRefusedError:
             os.unlink(path)
-        else:
-            raise OSError(f"cannot listen on {path}: another process serves this socket")
+            return
+        except BlockingIOError:
+            pass  # its queue is full: somebody holds it, and may never answer
+    raise OSError(f"cannot listen on {path}: another process serves this socket")
 
 
 def serve(arguments: Sequence[str]) -> int:
@@ -216,9 +257,9 @@ def serve(arguments: Sequence[str]) -> int:
         config = from_flags({option.name: getattr(options, option.field) for option in OPTIONS})
     except ConfigError as error:
         parser.error(str(error))
-    path = socket_path(options.socket_dir)
+    path = socket_path(options.socket_dir, options.plugin)
     sidecar = Sidecar(options.sysfs, config, logger, stop=lambda: os.kill(os.getpid(), signal.SIGTERM))
-    server = _grpc_server(sidecar, versions)
+    server = _grpc_server(sidecar, versions, is_plugin=options.plugin is not None)
     warm_up()
     try:
         claim(path)
@@ -227,11 +268,19 @@ def serve(arguments: Sequence[str]) -> int:
         logger.error("%s", error)
         return EXIT_FAILED
     server.start()
-    logger.info("listening on %s, versions %s", path, ", ".join(versions))
+    offered = "as a plugin" if options.plugin is not None else f"versions {', '.join(versions)}"
+    logger.info("listening on %s, %s", path, offered)
     received = signal.sigwait(signals)
     logger.info("stopping: %s", signal.Signals(received).name)
     server.stop(_GRACE_SECONDS).wait()
     return 0
+
+
+def _plugin_name(text: str) -> str:
+    """The name of a Plugin object, which becomes a folder."""
+    if not _PLUGIN_NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a Kubernetes object")
+    return text
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -240,7 +289,15 @@ def _parser() -> argparse.ArgumentParser:
         description="Run the KubeVirt hook sidecar. Each policy flag is also a VMI annotation pcie-numa-hook/FLAG, "
         "and the annotation wins.",
     )
-    parser.add_argument("--socket-dir", default=SOCKET_DIR, metavar="DIR", help=f"[default: {SOCKET_DIR}]")
+    parser.add_argument(
+        "--socket-dir", metavar="DIR", help=f"[default: {SOCKET_DIR}, or {PLUGIN_DIR}/NAME for a plugin]"
+    )
+    parser.add_argument(
+        "--plugin",
+        type=_plugin_name,
+        metavar="NAME",
+        help="serve KubeVirt's structured plugin API (v1.9, alpha) as this plugin, instead of the hook API",
+    )
     parser.add_argument("--sysfs", default="/sys", metavar="PATH", help="the host [default: /sys]")
     parser.add_argument(
         "--version", action="append", choices=VERSIONS, help="hook version to offer, repeatable [default: all]"
