@@ -18,15 +18,24 @@ class Sidecar:
     """`pcie-numa-hook serve` on a socket in a folder of its own."""
 
     def __init__(
-        self, directory: Path, *arguments: str, environment: Mapping[str, str] | None = None, wait: bool = True
+        self,
+        directory: Path,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        wait: bool = True,
+        before: Sequence[str] = (),
+        program: Sequence[str] = ("-m", "hook", "serve"),
     ) -> None:
-        """Start it; `wait` for the socket."""
+        """Start it and `wait` for the socket.
+
+        before: words in front of the command. program: what the interpreter runs.
+        """
         self.directory = directory
         self._log = Path(f"{directory}.log")  # beside the folder: virt-launcher takes every file in it for a socket
         variables = {key: value for key, value in os.environ.items() if key not in ("CONTAINER_NAME", "PYTHONPATH")}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "hook", "serve", "--socket-dir", str(directory), *arguments],
+                [*before, sys.executable, *program, "--socket-dir", str(directory), *arguments],
                 cwd=Path(__file__).parent.parent,
                 env={**variables, **(environment or {})},
                 stderr=log,

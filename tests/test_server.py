@@ -71,7 +71,8 @@ def test_pre_cloud_init_iso_is_given_back(sidecar: Sidecar) -> None:
 
 
 @pytest.mark.parametrize(
-    ("offered", "points"), [("v1alpha1", {"OnDefineDomain"}), ("v1alpha3", {"OnDefineDomain", "Shutdown"})]
+    ("offered", "points"),
+    [("v1alpha1", {"OnDefineDomain"}), ("v1alpha2", {"OnDefineDomain"}), ("v1alpha3", {"OnDefineDomain", "Shutdown"})],
 )
 def test_only_the_versions_asked_for_are_offered(hooks: Path, offered: str, points: set[str]) -> None:
     with Sidecar(hooks, "--version", offered, "--sysfs", str(SCENARIO.sysfs_path)) as sidecar:
