@@ -12,10 +12,12 @@ import pytest
 import yaml
 
 from hook.config import OPTIONS, Config, default_text, with_annotations
+from hook.server import socket_path
 
 ROOT = Path(__file__).parent.parent
 MARKDOWN = sorted(path for path in ROOT.rglob("*.md") if ".venv" not in path.parts)
-EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
+PLUGIN = ROOT / "examples" / "plugin" / "plugin.yaml"
+EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*.yaml") if path != PLUGIN)
 SIDECARS = "hooks.kubevirt.io/hookSidecars"
 
 
@@ -78,6 +80,17 @@ def test_examples_have_annotations_that_work(path: Path) -> None:
             assert [set(sidecar) for sidecar in sidecars] == [{"image"}]
             assert findings == ()
             assert (config == Config()) is (set(given) == {SIDECARS})
+
+
+def test_the_plugin_is_where_the_sidecar_listens() -> None:
+    plugin, policy, binding = yaml.safe_load_all(PLUGIN.read_text())
+    path = plugin["spec"]["domainHooks"][0]["sidecar"]["socketPath"]
+    patch = policy["spec"]["mutations"][0]["jsonPatch"]["expression"]
+
+    assert path == socket_path(None, plugin["metadata"]["name"])
+    assert 'args: ["--plugin", "pcie-numa-hook"]' in patch
+    assert f'mountPath: "{path.rpartition("/")[0]}/"' in patch
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
 
 
 def test_vms_of_examples_have_what_the_hook_needs() -> None:
