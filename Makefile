@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-image check golden bench image clean
+.PHONY: help setup demo test test-boot test-image check golden bench image clean
 
 BIN := .venv/bin
 # A Debian with the package python3.11 alone has no python3.
@@ -11,7 +11,7 @@ SETUP := .venv/.set-up
 AS_ROOT := $(shell test $$(id -u) = 0 && echo yes)
 
 help:  ## show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(SETUP)  ## make .venv with the command and all tools
 
@@ -35,6 +35,10 @@ test: setup  ## install libvirt and QEMU of Debian 12 and 13 where possible, run
 	@tests/system/install.sh all
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term:skip-covered $(TESTS)
 
+test-boot: setup  ## boot every recorded machine in every layout, and OVMF; about TIME minutes on two cores
+	@tests/system/install.sh all
+	$(BIN)/python -m pytest -m boot -n 2 tests/boot
+
 test-image: setup  ## build the image, run it under KubeVirt's limits (needs buildah, podman, runc)
 	@tests/system/install.sh containers
 	$(BIN)/python -m pytest -m image -rP tests/image
@@ -51,6 +55,7 @@ golden: setup  ## rewrite the goldens; read the diff before you commit it
 
 bench: setup  ## time the planner, 8 to 128 devices, as ratios in one run
 	@$(BIN)/python -m tests.bench
+	@$(BIN)/python -m tests.bench_serve
 
 image: setup  ## build the container image with buildah or podman
 	tests/image/build.sh

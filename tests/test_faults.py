@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
@@ -25,7 +24,6 @@ from tests.virt_launcher import Launcher, dial
 SCENARIO = Scenario("two-node-2gpu")
 LARGEST = Scenario("huge-240vcpu-64dev")
 ROOT = Path(__file__).parent.parent
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 # root without the right to ignore permissions: what uid 107 is, with this interpreter readable all the same
 ORDINARY = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search")
 
@@ -171,31 +169,6 @@ def test_a_folder_that_cannot_be_written_is_one_clear_line(hooks: Path) -> None:
         assert [line["msg"].partition(": ")[2] for line in sidecar.log()] == [
             f"the directory {hooks} cannot be written"
         ]
-
-
-def test_a_clock_that_jumps_changes_nothing(hooks: Path, tmp_path: Path) -> None:
-    if not FAKETIME.exists():
-        pytest.skip("libfaketime is not installed")
-    clock = tmp_path / "clock"
-    clock.write_text("+0")
-    environment = {
-        "LD_PRELOAD": str(FAKETIME),
-        "FAKETIME_TIMESTAMP_FILE": str(clock),
-        "FAKETIME_NO_CACHE": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }
-    with Sidecar(hooks, "--sysfs", str(SCENARIO.sysfs_path), environment=environment) as sidecar:
-        vm = launcher(sidecar)
-        answers = [vm.on_define_domain(SCENARIO.xml(), SCENARIO.vmi)]
-        for jump in ("@1999-12-31 23:59:59", "@2037-01-01 00:00:00"):
-            clock.write_text(jump)
-            answers.append(vm.on_define_domain(SCENARIO.xml(), SCENARIO.vmi))
-        status = sidecar.end()
-        years = [line["timestamp"][:4] for line in sidecar.log()]
-
-    assert answers == [answer(SCENARIO)] * 3
-    assert list(dict.fromkeys(years)) == [f"{datetime.now(UTC):%Y}", "1999", "2037"]
-    assert status == 0
 
 
 def test_no_home_and_no_path_are_needed(hooks: Path) -> None:
