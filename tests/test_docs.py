@@ -12,7 +12,10 @@ import pytest
 import yaml
 
 from hook.config import OPTIONS, Config, default_text, with_annotations
+from hook.define import define_domain
+from hook.render import plan_json
 from hook.server import socket_path
+from tests.scenario import Scenario
 
 ROOT = Path(__file__).parent.parent
 MARKDOWN = sorted(path for path in ROOT.rglob("*.md") if ".venv" not in path.parts)
@@ -51,6 +54,38 @@ def test_links_lead_somewhere(path: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text())
 
     assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def anchors(path: Path) -> set[str]:
+    """What GitHub makes of the headings."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_anchors_lead_to_headings(path: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", path.read_text())
+
+    assert [link for link in links if link[1] not in anchors(path.parent / link[0] if link[0] else path)] == []
+
+
+def test_every_field_of_the_plan_is_explained() -> None:
+    scenario = Scenario("two-node-2gpu")
+    plan = plan_json(define_domain(scenario.xml(), scenario.vmi, lambda: scenario.sysfs, Config()))
+    table = (ROOT / "docs" / "plan-json.md").read_text().partition("##")[0]
+    explained = set(re.findall(r"`(?:[a-z]+\[\])?\.?([a-z_]+)`", table))
+    fields = {field for value in plan.values() if isinstance(value, list) for row in value for field in row}
+
+    assert {*plan, *fields} - {"expanders", "controllers", "devices", "findings"} <= explained
+
+
+def test_the_example_of_the_plan_is_one() -> None:
+    example = json.loads(re.findall(r"```json\n(.*?)```", (ROOT / "docs" / "plan-json.md").read_text(), re.DOTALL)[0])
+    scenario = Scenario("two-node-2gpu")
+    plan = plan_json(define_domain(scenario.xml(), scenario.vmi, lambda: scenario.sysfs, Config()))
+
+    for key, value in example.items():
+        assert value == (plan[key][: len(value)] if isinstance(value, list) else plan[key])
 
 
 def commands() -> list[str]:
