@@ -11,8 +11,8 @@ MAX_FUNCTION = 7
 MAX_BUS = 0xFF
 # VMD and other software-made domains start at 0x10000, so host domains may need 32 bits.
 MAX_HOST_DOMAIN = 0xFFFF_FFFF
-# The kernel's largest NR_CPUS is 8192; far above it a list is a mistake or an attack on memory.
-MAX_CPU = 0xFFFF
+# The kernel's largest NR_CPUS is 8192 (arch/x86/Kconfig); a longer list is a mistake or an attack on memory.
+MAX_CPU = 8191
 
 _PCI_ADDRESS = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
 _CPU_RANGE = re.compile(r"(\^?)(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)

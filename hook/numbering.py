@@ -5,7 +5,7 @@ then one bus for each bridge below it (root port, upstream port, downstream port
 numbers depth first in the order of slot and function. Measured with SeaBIOS 1.16 and OVMF 2022/2025.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hook.address import MAX_BUS, MAX_FUNCTION, MAX_SLOT, PciAddress
@@ -110,9 +110,7 @@ def number(shapes: Sequence[ExpanderShape], room: Room) -> Numbered | Shortage:
         return Shortage("slots of pcie.0 for expanders", len(shapes), len(root_slots))
     run = _Run(aliases=room.aliases, next_index=first_index)
     for shape, window, slot in zip(shapes, buses, root_slots, strict=False):
-        shortage = run.expander(shape, GuestAddress(0, slot), first_bus, window)
-        if shortage is not None:
-            return shortage
+        run.expander(shape, GuestAddress(0, slot), first_bus, window)
         first_bus += window
     return Numbered(
         controllers=tuple(run.controllers),
@@ -159,20 +157,16 @@ class _Run:
     bridge_bdfs: dict[int, PciAddress] = field(default_factory=dict)
     next_bus: int = 0
 
-    def expander(self, shape: ExpanderShape, address: GuestAddress, bus_nr: int, buses: int) -> Shortage | None:
+    def expander(self, shape: ExpanderShape, address: GuestAddress, bus_nr: int, buses: int) -> None:
         index = self._add(Model.EXPANDER, address, bus_nr=bus_nr, cell=shape.cell)
         self.next_bus = bus_nr + 1
         self.expanders.append(
             Expander(index=index, cell=shape.cell, bus_nr=bus_nr, buses=buses, host_bridges=shape.host_bridges)
         )
-        return self._children(shape.children, index, bus_nr, Model.ROOT_PORT)
+        self._children(shape.children, index, bus_nr, Model.ROOT_PORT)
 
-    def _children(
-        self, children: Sequence[Slot | Switch], parent: int, parent_bus: int, port: Model
-    ) -> Shortage | None:
-        if len(children) > _SLOTS * _FUNCTIONS:
-            return Shortage(f"ports below controller {parent}", len(children), _SLOTS * _FUNCTIONS)
-        for child, (address, is_multifunction) in zip(children, _port_addresses(parent, len(children)), strict=False):
+    def _children(self, children: Sequence[Slot | Switch], parent: int, parent_bus: int, port: Model) -> None:
+        for child, (address, is_multifunction) in zip(children, _port_addresses(parent, len(children)), strict=True):
             index = self._add(port, address, is_multifunction=is_multifunction, is_hotplug_off=True)
             self.bridge_bdfs[index] = PciAddress(0, parent_bus, address.slot, address.function)
             bus = self._take_bus()
@@ -186,10 +180,7 @@ class _Run:
                 continue
             upstream = self._add(Model.UPSTREAM_PORT, GuestAddress(index, 0))
             self.bridge_bdfs[upstream] = PciAddress(0, bus, 0, 0)
-            shortage = self._children(child.children, upstream, self._take_bus(), Model.DOWNSTREAM_PORT)
-            if shortage is not None:
-                return shortage
-        return None
+            self._children(child.children, upstream, self._take_bus(), Model.DOWNSTREAM_PORT)
 
     def _take_bus(self) -> int:
         self.next_bus += 1
@@ -222,11 +213,12 @@ class _Run:
         return index
 
 
-def _port_addresses(parent: int, count: int) -> Iterator[tuple[GuestAddress, bool]]:
-    """A slot for each port while they last, else eight ports to a slot; True where multifunction is on."""
+def _port_addresses(parent: int, count: int) -> list[tuple[GuestAddress, bool]]:
+    """A slot for each port while they last, else eight ports to a slot; True where multifunction is on.
+
+    There are fewer ports than 32 slots of 8, because each takes a bus.
+    """
     if count <= _SLOTS:
-        yield from ((GuestAddress(parent, slot), False) for slot in range(count))
-        return
-    for port in range(count):
-        slot, function = divmod(port, _FUNCTIONS)
-        yield GuestAddress(parent, slot, function), function == 0
+        return [(GuestAddress(parent, slot), False) for slot in range(count)]
+    places = (divmod(port, _FUNCTIONS) for port in range(count))
+    return [(GuestAddress(parent, slot, function), function == 0) for slot, function in places]

@@ -30,6 +30,7 @@ NODES = "devices/system/node"
 
 _NODE = re.compile(r"node(\d{1,6})", re.ASCII)
 _DISTANCE = re.compile(r"\d{1,9}", re.ASCII)
+_RESOURCE = re.compile(r"0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16})")
 
 
 class SysfsTree(Protocol):
@@ -199,11 +200,11 @@ class _Reader:
         """The BARs: a line `start end flags` each; bridge windows and the ROM come after them."""
         regions = []
         for line in (self.text(path) or "").splitlines()[:_BARS]:
-            try:
-                start, end, flags = (int(word, 16) for word in line.split())
-            except ValueError:
+            match = _RESOURCE.fullmatch(line)
+            if match is None:
                 self.problems.append(f"cannot read {path}: {line[:60]!r} is not 'start end flags'")
                 return ()
+            start, end, flags = (int(word, 16) for word in match.groups())
             if flags & (_IORESOURCE_IO | _IORESOURCE_MEM) and end > start:
                 wanted = _IORESOURCE_MEM | _IORESOURCE_PREFETCH | _IORESOURCE_MEM_64
                 regions.append(PciRegion(end - start + 1, bool(flags & _IORESOURCE_IO), flags & wanted == wanted))

@@ -188,6 +188,7 @@ def test_physical_functions_in_a_circle_end() -> None:
         ("local_cpulist", "0-", "cannot read {}: '0-' is not a CPU list like 0-3,8"),
         ("resource", "0x0 0x1", "cannot read {}: '0x0 0x1' is not 'start end flags'"),
         ("resource", "a b g", "cannot read {}: 'a b g' is not 'start end flags'"),
+        ("resource", f"0x0 0x{'f' * 5000} 0x0", "cannot read {}: '0x0 0x" + "f" * 54 + "' is not 'start end flags'"),
         ("device", "\\\\xff", "cannot read {}: '\\\\xff' is not a number"),
     ],
 )

@@ -1,0 +1,223 @@
+"""Decisions that no case shows: which cell stands for which node, whose an address is, what fits the machine."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from hook import domain
+from hook.address import PciAddress, parse_cpu_list
+from hook.config import Config, Devices, Extra, Layout
+from hook.define import Outcome, define_domain
+from hook.guest import GuestAddress
+from hook.host import HostTopology, NumaNode
+from hook.plan import Action, map_cells
+from hook.recording import parse_recording
+from tests.build import controller, host, hostdev, vm
+
+A, B = "0000:41:00.0", "0000:c1:00.0"
+A_PATH, B_PATH = f"pci0000:40/0000:40:01.0/{A}", f"pci0000:c0/0000:c0:01.0/{B}"
+HOST = host({A_PATH: 0, B_PATH: 1}, distances={0: "10 21", 1: "21 10"})
+
+
+def run(xml: bytes, config: Config | None = None, recording: str = HOST, vmi: bytes | None = None) -> Outcome:
+    outcome = define_domain(xml, vmi, lambda: parse_recording(recording), config or Config())
+    assert outcome.error is None
+
+    return outcome
+
+
+def codes(outcome: Outcome) -> list[str]:
+    return [finding.code for finding in outcome.plan.findings]
+
+
+# Cells.
+
+NODES = HostTopology(
+    functions={},
+    mediated_devices={},
+    nodes={n: NumaNode(id=n, cpus=parse_cpu_list(cpus), distances={}) for n, cpus in {0: "0-3", 1: "4-7"}.items()},
+)
+
+
+@pytest.mark.parametrize(
+    ("memnodes", "pins", "expected", "found"),
+    [
+        pytest.param({0: "0", 1: "1"}, {}, {0: 0, 1: 1}, [], id="memory"),
+        pytest.param({0: "1", 1: "0"}, {}, {0: 1, 1: 0}, [], id="memory crosswise"),
+        pytest.param({}, {0: "4", 1: "0-3"}, {0: 1, 1: 0}, [], id="pins"),
+        pytest.param({0: "0", 1: "1"}, {0: "0-7", 1: "0-7"}, {0: 0, 1: 1}, [], id="memory, though pins say nothing"),
+        pytest.param({0: "0-1", 1: "1"}, {0: "1", 1: "5"}, {0: 0, 1: 1}, [], id="pins, where memory spans nodes"),
+        pytest.param(
+            {0: "0", 1: "1"}, {0: "5", 1: "6"}, {0: 0, 1: 1}, ["memory-not-with-cpus"], id="memory against pins"
+        ),
+        pytest.param({0: "0-1"}, {0: "0-7", 1: "4"}, {1: 1}, ["spanning-cell"], id="a cell that spans nodes"),
+        pytest.param({0: "0"}, {}, {0: 0}, ["spanning-cell"], id="a cell that nothing is said of"),
+        pytest.param({0: "1", 1: "1"}, {}, {0: 1, 1: 1}, ["two-cells-one-node"], id="two cells for one node"),
+        pytest.param({0: "7", 1: "1"}, {}, {0: 7, 1: 1}, [], id="a node that sysfs does not show"),
+        pytest.param({0: "", 1: "1"}, {}, {1: 1}, ["spanning-cell"], id="a memnode without a node"),
+        pytest.param({0: "0", 1: "1", 9: "1"}, {}, {0: 0, 1: 1}, [], id="a memnode of a cell that is not there"),
+        pytest.param({0: "0"}, {0: "0", 1: ""}, {0: 0}, ["spanning-cell"], id="a pin to no CPU"),
+    ],
+)
+def test_which_cell_stands_for_which_node(
+    memnodes: Mapping[int, str], pins: Mapping[int, str], expected: Mapping[int, int], found: list[str]
+) -> None:
+    cells = map_cells(domain.parse(vm([], memnodes=memnodes, cells={0: "0", 1: "1"}, pins=pins)).guest, NODES)
+
+    assert cells.node_of_cell == expected
+    assert cells.cell_of_node == {node: min(c for c in expected if expected[c] == node) for node in expected.values()}
+    assert [finding.code for finding in cells.findings] == found
+
+
+def test_the_order_of_the_cells_has_no_effect() -> None:
+    xml = vm([], memnodes={0: "1", 1: "1"})
+    turned = xml.replace(b'id="0"', b'id="x"').replace(b'id="1"', b'id="0"').replace(b'id="x"', b'id="1"')
+
+    assert map_cells(domain.parse(xml).guest, NODES) == map_cells(domain.parse(turned).guest, NODES)
+
+
+# Whose an address is.
+
+
+@pytest.mark.parametrize(
+    ("devices", "address", "action"),
+    [
+        pytest.param([], "01:00.0", Action.PLACED, id="on a port that libvirt would add"),
+        pytest.param([controller(1, "pcie-root-port")], "01:00.0", Action.PLACED, id="on a port without an address"),
+        pytest.param([controller(1, "pcie-root-port", "00:02.0")], "01:00.0", Action.PLACED, id="on a port of pcie.0"),
+        pytest.param([], "00:05.0", Action.LEFT, id="on pcie.0"),
+        pytest.param([controller(0, "pcie-root")], "00:05.0", Action.LEFT, id="on a pcie.0 that is written down"),
+        pytest.param(
+            [controller(1, "pcie-root-port"), controller(2, "pcie-to-pci-bridge", "01:00.0")],
+            "02:01.0",
+            Action.LEFT,
+            id="on a PCI bridge",
+        ),
+        pytest.param([controller(1, "pcie-to-pci-bridge")], "01:01.0", Action.LEFT, id="on a PCI bridge of pcie.0"),
+        pytest.param(
+            [controller(1, "pcie-root-port", "02:00.0"), controller(2, "pcie-root-port", "01:00.0")],
+            "01:00.0",
+            Action.LEFT,
+            id="behind controllers in a circle",
+        ),
+        pytest.param(
+            [controller(17, "pcie-root-port", "00:02.0", alias="ua-pcie-numa-port-17")],
+            "11:00.0",
+            Action.PLACED,
+            id="on a port of the hook",
+        ),
+        pytest.param(
+            [
+                controller(1, "pcie-expander-bus", "00:05.0", bus_nr=100, node=0),
+                controller(2, "pcie-root-port", "01:00.0"),
+            ],
+            "02:00.0",
+            Action.KEPT,
+            id="behind an expander of somebody else",
+        ),
+    ],
+)
+def test_whose_an_address_is(devices: list[str], address: str, action: Action) -> None:
+    plan = run(vm([*devices, hostdev(A, "a", address=address)])).plan
+
+    assert [device.action for device in plan.devices] == [action]
+
+
+def test_the_address_of_an_interface_is_the_users_and_that_of_a_gpu_of_the_same_name_is_not() -> None:
+    vmi = b'{"spec": {"domain": {"devices": {"interfaces": [{"name": "x", "pciAddress": "0000:05:00.0"}]}}}}'
+    xml = vm([hostdev(A, "x", prefix="ua-sriov-", address="05:00.0"), hostdev(B, "x", address="06:00.0")])
+
+    assert [device.action for device in run(xml, vmi=vmi).plan.devices] == [Action.LEFT, Action.PLACED]
+
+
+# What the policy leaves out.
+
+
+def test_whether_an_unknown_device_is_a_gpu_is_not_guessed() -> None:
+    outcome = run(vm([hostdev("0000:99:00.0", "ghost")]), Config(devices=Devices.GPU))
+
+    assert ([device.action for device in outcome.plan.devices], codes(outcome)) == ([Action.LEFT], ["unknown-device"])
+
+
+@pytest.mark.parametrize(
+    ("class_code", "action"),
+    [
+        ("0x030000", Action.PLACED),
+        ("0x030200", Action.PLACED),
+        ("0x038000", Action.PLACED),
+        ("0x120000", Action.PLACED),
+        ("0x020000", Action.EXCLUDED),
+        ("0x040300", Action.EXCLUDED),
+        ("0x068000", Action.EXCLUDED),
+    ],
+)
+def test_what_counts_as_a_gpu(class_code: str, action: Action) -> None:
+    recording = host({A_PATH: {"numa_node": 0, "class": class_code}})
+    plan = run(vm([hostdev(A, "a")]), Config(devices=Devices.GPU), recording).plan
+
+    assert [device.action for device in plan.devices] == [action]
+
+
+def test_a_device_behind_a_foreign_expander_of_which_nothing_is_known() -> None:
+    devices = [
+        controller(1, "pcie-expander-bus", "00:05.0", bus_nr=100, node=0),
+        controller(2, "pcie-root-port", "01:00.0"),
+    ]
+    outcome = run(vm([*devices, hostdev("0000:99:00.0", "ghost", address="02:00.0")]))
+
+    assert [str(finding) for finding in outcome.plan.findings] == [
+        "warning [unverified-node] ghost: behind expander 1 of somebody else, and its host node is unknown"
+    ]
+
+
+# Extras.
+
+
+@pytest.mark.parametrize(
+    ("distances", "memnodes", "expected"),
+    [
+        pytest.param(
+            {0: "10 21", 1: "31 10"}, {0: "0", 1: "1"}, {0: {0: 10, 1: 21}, 1: {0: 31, 1: 10}}, id="as on the host"
+        ),
+        pytest.param(
+            {0: "10 21", 1: "31 10"}, {0: "1", 1: "0"}, {0: {0: 10, 1: 31}, 1: {0: 21, 1: 10}}, id="crosswise"
+        ),
+        pytest.param(None, {0: "0", 1: "1"}, {}, id="the host has no table"),
+        pytest.param({0: "10 21", 1: "31 10"}, {0: "0", 1: "0-1"}, {}, id="a cell spans nodes"),
+        pytest.param({0: "10 21", 1: "31 10"}, {0: "0", 1: "0"}, {}, id="two cells on one node"),
+        pytest.param({0: "10 10", 1: "10 10"}, {0: "0", 1: "1"}, {}, id="a table that calls all nodes one"),
+        pytest.param({0: "11 21", 1: "21 11"}, {0: "0", 1: "1"}, {}, id="a table that calls no node itself"),
+    ],
+)
+def test_distances(
+    distances: Mapping[int, str] | None, memnodes: Mapping[int, str], expected: Mapping[int, object]
+) -> None:
+    recording = host({A_PATH: 0}, distances=distances)
+    outcome = run(vm([hostdev(A, "a")], memnodes=memnodes), Config(distances=Extra.AUTO), recording)
+
+    assert outcome.plan.distances == expected
+    assert ("no-distances" in codes(outcome)) is (expected == {})
+
+
+# The guest that is foreseen.
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_the_foreseen_guest_has_every_placed_device_in_its_cell(layout: Layout) -> None:
+    outcome = run(vm([hostdev(A, "a"), hostdev(B, "b"), hostdev("0000:99:00.0", "ghost")]), Config(layout=layout))
+    guest = outcome.plan.guest_topology(outcome.host)
+    placed = {d.hostdev.name: d.place.guest_bdf for d in outcome.plan.devices if d.place is not None}
+
+    assert placed == {"a": PciAddress.parse("0000:fd:00.0"), "b": PciAddress.parse("0000:ff:00.0")}
+    assert {str(address): (f.root, f.bridges, f.numa_node) for address, f in guest.functions.items()} == {
+        "0000:fc:00.0": ("devices/pci0000:fc", (), 0),
+        "0000:fd:00.0": ("devices/pci0000:fc", (PciAddress.parse("0000:fc:00.0"),), 0),
+        "0000:fe:00.0": ("devices/pci0000:fe", (), 1),
+        "0000:ff:00.0": ("devices/pci0000:fe", (PciAddress.parse("0000:fe:00.0"),), 1),
+    }
+
+
+def test_a_device_that_is_not_placed_keeps_what_it_has() -> None:
+    plan = run(vm([hostdev(A, "a", address="00:05.0")])).plan
+
+    assert [(d.action, d.place, d.hostdev.address) for d in plan.devices] == [(Action.LEFT, None, GuestAddress(0, 5))]
