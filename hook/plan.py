@@ -533,20 +533,29 @@ class _Planner:
         )
 
     def _room(self) -> tuple[Room, tuple[Controller, ...]]:
-        """What the domain leaves free, and the PCI bridge that the hook keeps at its place, if any."""
+        """What the domain leaves free, and the PCI bridge that the hook keeps at its place, with its port, if any."""
         guest = self.guest
         moved = {device.key for device in self.placed}
         foreign = [controller for controller in guest.controllers if not controller.is_own]
         own = [controller for controller in guest.controllers if controller.is_own]
         seen = forecast(guest.controllers, guest.endpoints, moved)
-        bridge = tuple(controller for controller in own if controller.model == Model.PCI_BRIDGE)
-        if not bridge and seen.bridge_index is not None:
-            # No address: libvirt gives it the free root port with the lowest index, as it does without the hook.
-            alias = own_alias(Model.PCI_BRIDGE, seen.bridge_index, guest.aliases)
-            bridge = (Controller(index=seen.bridge_index, model=Model.PCI_BRIDGE, alias=alias),)
-        earlier = [controller.index for controller in own if controller.model != Model.PCI_BRIDGE]
-        taken = {controller.index for controller in (*foreign, *bridge)}
+        last_kept = max((c.index for c in own if c.model == Model.PCI_BRIDGE), default=-1)
+        kept = tuple(controller for controller in own if controller.index <= last_kept)
+        taken = {controller.index for controller in (*foreign, *kept)}
         taken |= {e.address.bus for e in guest.endpoints if e.address is not None and e.key not in moved}
+        if not kept and seen.bridge_index is not None:
+            # No address: libvirt gives the bridge the free root port with the lowest index, as it does without the
+            # hook. That port must be in the XML: libvirt 9.0 lists those that it adds behind the bridge, and QEMU
+            # then does not find the bridge's bus.
+            port = next((index for index in range(1, seen.bridge_index) if index not in taken), None)
+            models = {port: Model.ROOT_PORT, seen.bridge_index: Model.PCI_BRIDGE}
+            kept = tuple(
+                Controller(index=index, model=model, alias=own_alias(model, index, guest.aliases))
+                for index, model in models.items()
+                if index is not None
+            )
+            taken |= {controller.index for controller in kept}
+        earlier = [controller.index for controller in own if controller.index > last_kept]
         lowest = first_index(seen, ())
         start = min(earlier, default=0) or first_index(seen, taken)
         unmoved = [controller.address for controller in foreign]
@@ -562,7 +571,7 @@ class _Planner:
                 windows=self._foreign_windows(foreign),
                 aliases=guest.aliases,
             ),
-            bridge,
+            kept,
         )
 
     def _foreign_windows(self, foreign: Sequence[Controller]) -> tuple[tuple[int, int], ...]:

@@ -69,12 +69,14 @@ def test_libvirt_reads_back_what_was_planned(oracle: Oracle, name: str, layout: 
     assert planned == actual
 
     own = {c.index: c for c in guest.controllers if c.is_own}
-    assert {c.index: with_address(c, own[c.index].address) for c in outcome.plan.controllers} == own
+    assert {c.index: with_address(c, own[c.index]) for c in outcome.plan.controllers} == own
 
 
-def with_address(controller: Controller, address: GuestAddress | None) -> Controller:
-    """The planned controller; the PCI bridge has no address, libvirt chooses one."""
-    return controller if controller.address is not None else replace(controller, address=address)
+def with_address(planned: Controller, actual: Controller) -> Controller:
+    """The planned controller; the PCI bridge and its port have no address, libvirt chooses them."""
+    if planned.address is not None:
+        return planned
+    return replace(planned, address=actual.address, is_multifunction=actual.is_multifunction)
 
 
 # In libvirt's order these come after the hostdevs, and move into the ports that the hostdevs leave:

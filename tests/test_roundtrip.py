@@ -38,14 +38,15 @@ def topology(outcome: Outcome) -> dict[str, Any]:
     for device in shown["devices"]:
         if device["action"] == "left":  # libvirt gives it an address between the calls
             device["guest_address"] = None
+    own = [c for c in domain.parse(outcome.xml).guest.controllers if c.is_own]
+    bridge = max((c.index for c in own if c.model == "pcie-to-pci-bridge"), default=0)
     shown["controllers"] = sorted(
         (
-            # libvirt chooses the address of the PCI bridge on the first call.
-            {"index": c.index, "model": c.model} if c.model == "pcie-to-pci-bridge" else
+            # libvirt chooses the addresses of the PCI bridge and its port on the first call.
+            {"index": c.index, "model": c.model} if c.index <= bridge else
             {"index": c.index, "model": c.model, "at": str(c.address), "bus_nr": c.bus_nr, "cell": c.cell,
              "off": c.is_hotplug_off}
-            for c in domain.parse(outcome.xml).guest.controllers
-            if c.is_own
+            for c in own
         ),
         key=lambda c: c["index"],
     )  # fmt: skip

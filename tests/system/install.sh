@@ -3,7 +3,8 @@
 #
 #   install.sh debian12   the packages of this machine, where it is Debian 12
 #   install.sh debian13   a Debian 13 tree below the cache folder, which the tests enter by chroot
-#   install.sh all        both
+#   install.sh boot       a Linux kernel for test guests, and what builds their init
+#   install.sh all        all of these
 #   install.sh containers  what builds and runs the image: buildah, podman, runc
 #
 # Does nothing that is done already, and says what it does.  Without root it only says what is
@@ -16,7 +17,12 @@ DEBIAN12_PACKAGES=(
     libvirt-daemon-driver-qemu python3-libvirt
     qemu-system-x86 ovmf seabios swtpm swtpm-tools
     qemu-system-arm qemu-efi-aarch64
+    mount # the tests enter the Debian 13 tree by mounts of their own; a small Debian has none
 )
+BOOT_PACKAGES=(gcc libc6-dev cpio)
+# A metapackage: it depends on the one kernel that is current. NUMA and PCIe are built in, so no
+# module is needed.
+KERNEL_PACKAGE=linux-image-cloud-amd64
 # The smallest tree in which libvirt defines a domain and QEMU starts: no apt, no virsh, no manuals.
 DEBIAN13_SUITE=trixie
 DEBIAN13_PACKAGES=qemu-system-x86,libvirt-daemon-driver-qemu,python3-libvirt,ovmf
@@ -102,8 +108,7 @@ debian13() {
         say "debian13: not root, building nothing; missing: $TREE"
         return
     fi
-    # Tests enter the tree by mounts of their own; a small Debian has no mount(8).
-    install_packages mount mmdebstrap
+    install_packages mmdebstrap
 
     mkdir -p "$CACHE"
     # One build at a time: whoever waited finds the other one's tree.  mmdebstrap inherits the lock,
@@ -128,6 +133,44 @@ debian13() {
     say "debian13: built $TREE"
 }
 
+# Print the kernel package that is current.
+kernel_package() {
+    apt-cache depends "$KERNEL_PACKAGE" 2>/dev/null | sed -n 's/.*Depends: \(linux-image-[^ ]*\)$/\1/p' | head -n 1
+}
+
+boot() {
+    local kernel=$CACHE/boot/vmlinuz folder package
+    if ! is_root; then
+        say "boot: not root, installing nothing; kernel: $(ls "$kernel" 2>/dev/null || echo missing)"
+        return
+    fi
+    install_packages "${BOOT_PACKAGES[@]}"
+    if [ -e "$kernel" ]; then
+        say "boot: the kernel is there: $kernel"
+        return
+    fi
+    package=$(kernel_package)
+    if [ -z "$package" ]; then
+        apt-get update -qq
+        package=$(kernel_package)
+    fi
+    if [ -z "$package" ]; then
+        say "boot: no package $KERNEL_PACKAGE here; boot tests are skipped"
+        return
+    fi
+    say "boot: fetching the kernel of $package (27 MB)"
+    mkdir -p "$CACHE/boot"
+    folder=$(mktemp -d "$CACHE/boot/kernel.XXXXXX")
+    # As root: the folder may be below one that apt's own user cannot enter.
+    fetch() { (cd "$folder" && apt-get download -qq -o APT::Sandbox::User=root "$package"); }
+    # What apt knows of the archive may be older than the archive.
+    fetch || { apt-get update -qq && fetch; }
+    dpkg -x "$folder"/*.deb "$folder"
+    mv "$folder"/boot/vmlinuz-* "$kernel"
+    rm -rf "$folder"
+    say "boot: fetched $kernel"
+}
+
 containers() {
     if ! is_root; then
         say "containers: needs root"
@@ -139,13 +182,15 @@ containers() {
 case "${1:-}" in
     debian12) debian12 ;;
     debian13) debian13 ;;
+    boot) boot ;;
     containers) containers ;;
     all)
         debian12
         debian13
+        boot
         ;;
     *)
-        say "usage: install.sh debian12 | debian13 | containers | all" >&2
+        say "usage: install.sh debian12 | debian13 | boot | containers | all" >&2
         exit 2
         ;;
 esac

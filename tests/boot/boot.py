@@ -1,0 +1,377 @@
+"""Boot a hook's answer in a real QEMU, with stand-ins for its devices, and take down what the guest says; must not judge.
+
+The command line is libvirt's own, made from the very XML. Changed are the size of the guest (a
+cell has one vCPU and little memory), what lies outside it (disks, networks, sockets), and each
+vfio-pci: an emulated device takes its id, bus and address. There is no KVM: QEMU emulates.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lxml import etree
+
+from hook.address import PciAddress
+from hook.define import Outcome
+from hook.host import HostTopology, PciFunction
+from tests.system.kubevirt import for_libvirt
+from tests.system.oracle import Generation, Oracle, available, cache_folder, tree
+
+Firmware = Literal["seabios", "ovmf"]
+
+CELL_MIB = 256
+SMALLEST_GUEST_MIB = 512
+_INIT = Path(__file__).with_name("init.c")
+_KERNEL = "vmlinuz"
+_KERNEL_COMMAND = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off no_timer_check tsc=reliable"
+_END = b"@end"
+_TAIL_LINES = 15
+_POWER_OFF_SECONDS = 2.0
+
+_FIRMWARE_FOLDER = Path("/usr/share/OVMF")
+_CODE, _VARIABLES = "OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"
+# Where the folder of the boots appears inside a tree. $0 is the tree, then come the folder and the
+# command; the mounts end with the process.
+_INSIDE = Path("/mnt/boot")
+_ENTER = f"""
+set -e
+tree=$0 folder=$1
+shift
+mount -t proc proc "$tree/proc"
+mount --rbind /dev "$tree/dev"
+mkdir -p "$tree{_INSIDE}"
+mount --bind "$folder" "$tree{_INSIDE}"
+exec chroot "$tree" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 "$@"
+"""
+
+
+class BootError(Exception):
+    """The guest did not say everything; the text has QEMU's and the guest's last lines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandIn:
+    """An emulated device in place of a passed-through one."""
+
+    driver: str
+    bars: tuple[int, ...]  # numbers of the BARs that the device has
+    options: Mapping[str, Any]
+    memory_bytes: int | None = None  # shared memory of that size behind it, never touched
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boot:
+    """What one boot showed."""
+
+    console: str
+    seconds: float
+    peak_bytes: int  # QEMU's resident memory
+
+
+# Without a ROM, firmware has no more to do than it has for a device in vfio that has none.
+_NIC = StandIn(driver="virtio-net-pci", bars=(1, 4), options={"romfile": ""})
+_NIC_WITH_IO = StandIn(driver="e1000e", bars=(0, 1, 2, 3), options={"romfile": ""})
+_OTHER_WITH_IO = StandIn(driver="pci-testdev", bars=(0, 1, 2), options={"membar": 16 << 20})
+_NETWORK_CLASS = 0x02
+_SMALL_BAR_BYTES = 16 << 20
+
+
+def gpu(bar_bytes: int = _SMALL_BAR_BYTES) -> StandIn:
+    """A device with one 64-bit prefetchable BAR of that size, which costs no memory."""
+    return StandIn(driver="ivshmem-plain", bars=(0, 2), options={}, memory_bytes=bar_bytes)
+
+
+def stand_in(function: PciFunction | None) -> StandIn:
+    """One of the same kind: network or other, with an I/O BAR or without."""
+    has_io = function is not None and any(region.is_io for region in function.regions)
+    if function is not None and function.class_code is not None and function.class_code >> 16 == _NETWORK_CLASS:
+        return _NIC_WITH_IO if has_io else _NIC
+    return _OTHER_WITH_IO if has_io else gpu()
+
+
+def stand_ins(outcome: Outcome) -> dict[str, StandIn]:
+    """A stand-in for each passed-through device, by what libvirt calls its source."""
+    return {str(d.hostdev.source): stand_in(d.function(outcome.host)) for d in outcome.plan.devices}
+
+
+def why_not(generation: Generation) -> str | None:
+    """Why nothing can be booted here; None if it can."""
+    if not (cache_folder() / "boot" / _KERNEL).is_file():
+        return "no kernel to boot; run install.sh boot"
+    missing = [program for program in ("gcc", "cpio") if shutil.which(program) is None]
+    if missing:
+        return f"no {', '.join(missing)}; run install.sh boot"
+    return available(generation)
+
+
+@functools.cache
+def _initrd() -> str:
+    """Build it once for each text of init.c; the name of the file."""
+    digest = hashlib.sha256(_INIT.read_bytes()).hexdigest()[:16]
+    folder = cache_folder() / "boot"
+    initrd = folder / f"initrd-{digest}"
+    if not initrd.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as work:
+            init = Path(work, "init")
+            subprocess.run(
+                ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-s", "-o", str(init), str(_INIT)], check=True
+            )
+            packed = subprocess.run(
+                ["cpio", "--create", "--format=newc", "--quiet"], cwd=work, input=b"init\n", stdout=-1, check=True
+            )
+            Path(work, "initrd").write_bytes(packed.stdout)
+            Path(work, "initrd").rename(initrd)
+    return initrd.name
+
+
+def small(xml: bytes, firmware: Firmware | None = None) -> bytes:
+    """One vCPU and little memory to a cell; nothing that has to do with PCI changes.
+
+    firmware: None keeps the domain's own.
+    """
+    domain = etree.fromstring(xml)
+    cells = domain.findall("cpu/numa/cell")
+    for number, cell in enumerate(cells):
+        cell.set("cpus", str(number))
+        cell.set("memory", str(max(CELL_MIB, SMALLEST_GUEST_MIB // len(cells))))
+        cell.set("unit", "MiB")
+    for tag in ("memory", "currentMemory", "maxMemory", "memoryBacking", "vcpu", "vcpus"):
+        for element in domain.findall(tag):
+            domain.remove(element)
+    for topology in domain.findall("cpu/topology"):
+        topology.getparent().remove(topology)  # type: ignore[union-attr]
+    total = max(CELL_MIB * len(cells), SMALLEST_GUEST_MIB)
+    etree.SubElement(domain, "memory", unit="MiB").text = str(total)
+    etree.SubElement(domain, "vcpu").text = str(len(cells) or 1)
+    features = domain.find("features")
+    if features is None:
+        features = etree.SubElement(domain, "features")
+    if features.find("acpi") is None:
+        etree.SubElement(features, "acpi")
+    system = domain.find("os")
+    assert system is not None
+    if firmware is not None:
+        for tag in ("loader", "nvram"):
+            for element in system.findall(tag):
+                system.remove(element)
+    if firmware == "ovmf":
+        etree.SubElement(system, "loader", readonly="yes", type="pflash").text = str(_FIRMWARE_FOLDER / _CODE)
+        etree.SubElement(system, "nvram", template=str(_FIRMWARE_FOLDER / _VARIABLES)).text = "/nvram.fd"
+    return etree.tostring(domain)
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Options with their values, in order."""
+    position = 0
+    while position < len(words):
+        value = words[position + 1] if position + 1 < len(words) and not words[position + 1].startswith("-") else None
+        yield words[position], value
+        position += 1 if value is None else 2
+
+
+# What belongs to libvirt's control of QEMU or to the world outside the guest.
+_DROPPED = frozenset(
+    {"-S", "-no-shutdown", "-sandbox", "-mon", "-msg", "-name", "-add-fd", "-netdev", "-tpmdev", "-vnc", "-spice"}
+    | {"-display", "-accel"}
+)
+
+
+def command_line(
+    argv: Sequence[str], devices: Mapping[str, StandIn], folder: Path, *, extra: Sequence[str] = ()
+) -> list[str]:
+    """QEMU's command line for a boot in this folder, which has the kernel, the initrd and the variable store.
+
+    devices: stand-ins by host address, or by UUID of an mdev.
+    """
+    line = [argv[0]]
+    has_serial = False
+    for option, value in _options(argv[1:]):
+        kept = value
+        if option in _DROPPED or (value is not None and _is_outside(option, value)):
+            continue
+        if value is not None:
+            match option:
+                case "-chardev":
+                    name = _field(value, "id")
+                    has_serial |= name == "charserial0"
+                    kept = _serial(folder) if name == "charserial0" else f"null,id={name}"
+                case "-blockdev":
+                    kept = json.dumps(_block(json.loads(value), folder))
+                case "-object" if value.startswith("{"):
+                    kept = json.dumps({k: v for k, v in json.loads(value).items() if k != "prealloc"})
+                case "-device" if value.startswith("{"):
+                    for word in _device(json.loads(value), devices):
+                        line += word
+                    continue
+        line += [option] if kept is None else [option, kept]
+    if not has_serial:
+        line += ["-chardev", _serial(folder), "-device", "isa-serial,chardev=charserial0"]
+    return [
+        *line,
+        *("-display", "none", "-no-reboot"),
+        # Several threads hang or abort now and then in QEMU 10 (seen with eight vCPUs on two cores).
+        *("-accel", "tcg,thread=single,tb-size=128"),
+        # SeaBIOS says there what it does; OVMF of Debian says nothing.
+        *("-chardev", f"file,id=firmware,path={folder}/firmware.log"),
+        *("-device", "isa-debugcon,iobase=0x402,chardev=firmware"),
+        *("-kernel", str(folder / _KERNEL), "-initrd", str(folder / "initrd"), "-append", _KERNEL_COMMAND),
+        *extra,
+    ]
+
+
+def _is_outside(option: str, value: str) -> bool:
+    return (
+        (option == "-object" and '"secret"' in value)
+        or (option == "-chardev" and _field(value, "id") in ("charmonitor", "chrtpm"))
+        or (option == "-device" and '"driver":"tpm-' in value)
+        # Without SMM in the firmware nobody could write to the flash.
+        or (option == "-global" and "cfi.pflash01" in value)
+    )
+
+
+def _field(value: str, name: str) -> str:
+    return next((part.partition("=")[2] for part in value.split(",") if part.startswith(f"{name}=")), "")
+
+
+def _serial(folder: Path) -> str:
+    return f"file,id=charserial0,path={folder}/console.log"
+
+
+def _block(block: dict[str, Any], folder: Path) -> dict[str, Any]:
+    name = block["node-name"]
+    if "filename" not in block:
+        return block
+    if name == "libvirt-pflash0-storage":
+        return {**block, "filename": str(_FIRMWARE_FOLDER / _CODE)}
+    if name == "libvirt-pflash1-storage":
+        return {**block, "filename": str(folder / _VARIABLES)}
+    return {"driver": "null-co", "node-name": name, "size": 1 << 20, "read-zeroes": True}
+
+
+def _device(device: dict[str, Any], devices: Mapping[str, StandIn]) -> Iterator[tuple[str, str]]:
+    if device["driver"].startswith("vfio-pci"):
+        source = device.get("host") or Path(device["sysfsdev"]).name
+        double = devices[source]
+        place: dict[str, Any] = {k: device[k] for k in ("id", "bus", "addr", "multifunction") if k in device}
+        device = {"driver": double.driver, **double.options, **place}
+        if double.memory_bytes is not None:
+            memory = {
+                "qom-type": "memory-backend-ram",
+                "id": f"memory-{device['id']}",
+                "size": double.memory_bytes,
+                "share": True,
+                "reserve": False,
+            }
+            yield "-object", json.dumps(memory)
+            device["memdev"] = memory["id"]
+    device.pop("netdev", None)
+    yield "-device", json.dumps(device)
+
+
+@contextmanager
+def _folder(generation: Generation, variables: bool) -> Iterator[Path]:
+    """A folder of this boot alone, below the one that a tree can see."""
+    shared = cache_folder() / "boot"
+    with tempfile.TemporaryDirectory(prefix="run-", dir=shared) as name:
+        folder = Path(name)
+        os.link(shared / _KERNEL, folder / _KERNEL)
+        os.link(shared / _initrd(), folder / "initrd")
+        if variables:
+            root = tree(generation) or Path("/")
+            shutil.copy(root / _FIRMWARE_FOLDER.relative_to("/") / _VARIABLES, folder)
+        yield folder
+
+
+def boot(
+    oracle: Oracle,
+    xml: bytes,
+    devices: Mapping[str, StandIn],
+    *,
+    firmware: Firmware | None = None,
+    seconds: float = 120.0,
+    extra: Sequence[str] = (),
+) -> Boot:
+    """Boot this XML until the guest has said everything.
+
+    Raises:
+        BootError: it did not within these seconds. QEMU is killed then.
+    """
+    argv = oracle.argv(small(for_libvirt(xml), firmware))
+    files = tree(oracle.generation)
+    with _folder(oracle.generation, any("pflash1" in word for word in argv)) as folder:
+        inside = folder if files is None else _INSIDE / folder.name
+        command = command_line(argv, devices, inside, extra=extra)
+        if files is not None:
+            command = [
+                *("unshare", "-m", "--propagation", "private", "bash", "-c", _ENTER),
+                *(str(files), str(folder.parent), *command),
+            ]
+        return _run(command, folder, seconds)
+
+
+def _run(command: Sequence[str], folder: Path, seconds: float) -> Boot:
+    started = time.monotonic()
+    console = folder / "console.log"
+    # Everything on the way to QEMU execs, so its pid is QEMU's, and the group is QEMU's alone.
+    with (folder / "qemu.log").open("wb") as log:
+        qemu = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        while (
+            not (is_complete := _END in _read(console)) and qemu.poll() is None and time.monotonic() - started < seconds
+        ):
+            time.sleep(0.1)
+        took = time.monotonic() - started
+        peak_bytes = _peak_bytes(qemu.pid)
+        if is_complete:
+            with suppress(subprocess.TimeoutExpired):
+                qemu.wait(_POWER_OFF_SECONDS)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(qemu.pid, signal.SIGKILL)
+        status = qemu.wait()
+    text = _read(console)
+    if _END not in text:
+        what = f"QEMU was killed after {took:.0f} s" if took >= seconds else f"QEMU ended with {status}"
+        tails = [f"{name}:\n{_tail(folder / name)}" for name in ("qemu.log", "firmware.log", "console.log")]
+        raise BootError("\n".join([f"the guest did not report: {what}", *tails]))
+    return Boot(console=text.decode(errors="replace").replace("\r", ""), seconds=took, peak_bytes=peak_bytes)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def _tail(file: Path) -> str:
+    lines = _read(file).decode(errors="replace").splitlines()[-_TAIL_LINES:]
+    return "\n".join(f"    {line[:200]}" for line in lines)
+
+
+def _peak_bytes(pid: int) -> int:
+    for line in _read(Path(f"/proc/{pid}/status")).decode().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def boot_outcome(oracle: Oracle, outcome: Outcome, firmware: Firmware, seconds: float = 120.0) -> Boot:
+    """Boot a hook's answer with stand-ins of the right kinds."""
+    return boot(oracle, outcome.xml, stand_ins(outcome), firmware=firmware, seconds=seconds)
+
+
+__all__ = ["Boot", "BootError", "Firmware", "HostTopology", "PciAddress", "StandIn", "boot", "boot_outcome"]

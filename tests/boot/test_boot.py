@@ -1,0 +1,117 @@
+"""Guests that boot a hook's answer show what was planned: addresses, parents, nodes, BARs, distances, matrices."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from hook.config import Config, Extra, Layout
+from hook.define import Outcome, define_domain
+from tests.boot.boot import BootError, Firmware, boot, stand_ins, why_not
+from tests.boot.report import differences, parse
+from tests.machines import NAMES, machine, plan_on
+from tests.scenario import NAMES as SCENARIOS
+from tests.scenario import Scenario
+from tests.system.oracle import GENERATIONS, Generation, Oracle
+
+Ask = Callable[[Generation], Oracle]
+
+
+@pytest.fixture(scope="session")
+def ask() -> Iterator[Ask]:
+    """The libvirt of a generation, started when it is first asked for."""
+    with ExitStack() as stack:
+        started: dict[Generation, Oracle] = {}
+
+        def oracle(generation: Generation) -> Oracle:
+            reason = why_not(generation)
+            if reason is not None:
+                pytest.skip(reason)
+            if generation not in started:
+                started[generation] = stack.enter_context(Oracle(generation))
+            return started[generation]
+
+        yield oracle
+
+
+def on_machine(name: str, layout: Layout) -> Outcome:
+    """A VM with a cell for each node of the machine, and all its devices."""
+    it = machine(name)
+    return plan_on(it, layout, it.cpu_nodes, it.devices)
+
+
+def of_scenario(name: str, layout: Layout, call: str = "") -> Outcome:
+    """A VM that KubeVirt's own code generated."""
+    scenario = Scenario(name)
+    outcome = define_domain(
+        scenario.xml(call), scenario.vmi, lambda: scenario.sysfs, Config(layout=layout, distances=Extra.AUTO)
+    )
+    assert outcome.error is None
+
+    return outcome
+
+
+def check(oracle: Oracle, outcome: Outcome, firmware: Firmware | None, seconds: float = 180.0) -> None:
+    devices = stand_ins(outcome)
+    booted = boot(oracle, outcome.xml, devices, firmware=firmware, seconds=seconds)
+    report = parse(booted.console)
+    print(f"{booted.seconds:.1f} s, {booted.peak_bytes >> 20} MiB", *report.troubles, sep="\n")
+
+    assert differences(outcome, devices, report) == []
+
+
+# Each once: a firmware and a generation; switches, functions of one card, eight cells, I/O BARs.
+HANDFUL: tuple[tuple[str, Layout, Firmware, Generation], ...] = (
+    ("dgx1v", Layout.SWITCH, "seabios", "debian12"),
+    ("oci-bm-h100", Layout.SWITCH, "seabios", "debian13"),
+    ("dgx1v", Layout.HOST_BRIDGE, "ovmf", "debian12"),
+    ("snb-mic-nvme", Layout.HOST_BRIDGE, "ovmf", "debian13"),
+    ("dgx-a100", Layout.NODE, "ovmf", "debian13"),
+)
+
+
+@pytest.mark.parametrize(("name", "layout", "firmware", "generation"), HANDFUL)
+def test_a_guest_is_what_was_planned(
+    ask: Ask, name: str, layout: Layout, firmware: Firmware, generation: Generation
+) -> None:
+    check(ask(generation), on_machine(name, layout), firmware)
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_a_vm_of_kubevirt_is_what_was_planned(ask: Ask, generation: Generation) -> None:
+    check(ask(generation), of_scenario("full-featured", Layout.SWITCH), None)
+
+
+@pytest.mark.boot
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_machine_in_every_layout(ask: Ask, name: str, layout: Layout) -> None:
+    check(ask("debian12"), on_machine(name, layout), "seabios")
+
+
+# The largest, the deepest, many cells, several functions of a card, I/O BARs.
+OVMF = ("dgx-a100", "dgx2", "mi250-16gcd", "mi300x-spr", "oci-bm-h100", "snb-mic-nvme", "tioga-mi250x")
+
+
+@pytest.mark.boot
+@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("name", OVMF)
+def test_machines_with_ovmf(ask: Ask, name: str, generation: Generation) -> None:
+    check(ask(generation), on_machine(name, Layout.SWITCH), "ovmf", 300.0)
+
+
+# No emulator for it here; no such emulation of another architecture; nothing is placed.
+NOT_BOOTED = ("arm64-two-node",)
+
+
+@pytest.mark.boot
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in NOT_BOOTED])
+def test_every_vm_of_kubevirt(ask: Ask, name: str) -> None:
+    check(ask("debian13"), of_scenario(name, Layout.NODE), None, 300.0)
+
+
+def test_a_guest_that_says_nothing_is_killed_and_its_last_lines_are_told(ask: Ask) -> None:
+    outcome = on_machine("domain32", Layout.NODE)
+
+    with pytest.raises(BootError, match=r"QEMU was killed after 1 s\n(?s:.*)firmware\.log:\n.*\S"):
+        boot(ask("debian12"), outcome.xml, stand_ins(outcome), firmware="seabios", seconds=1.0)
