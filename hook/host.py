@@ -6,6 +6,10 @@ from enum import StrEnum
 
 from hook.address import CpuSet, PciAddress
 
+# PCI base classes (PCI Code and ID Assignment 1.15).
+_NETWORK_CLASS = 0x02
+_GPU_CLASSES = (0x03, 0x12)
+
 SELF_DISTANCE = 10  # ACPI SLIT: the distance of a node to itself
 
 
@@ -58,6 +62,16 @@ class PciFunction:
     local_cpus: CpuSet | None = None  # local_cpulist
     physical_function: PciAddress | None = None  # physfn, the target's name
     regions: tuple[PciRegion, ...] = ()  # resource, the six BARs
+
+    @property
+    def is_gpu(self) -> bool:
+        """True for display controllers and processing accelerators."""
+        return self.class_code is not None and self.class_code >> 16 in _GPU_CLASSES
+
+    @property
+    def is_network(self) -> bool:
+        """True for network controllers."""
+        return self.class_code is not None and self.class_code >> 16 == _NETWORK_CLASS
 
     @property
     def is_virtual_function(self) -> bool:

@@ -12,8 +12,6 @@ from hook.address import PciAddress
 from hook.host import HostTopology, PciFunction
 from hook.layout import fused_bridges
 
-_NETWORK_CLASS = 0x02
-
 
 class Distance(IntEnum):
     """The classes of `nvidia-smi topo -m`, nearest first. Source: its legend, and NVML's topology levels."""
@@ -96,7 +94,7 @@ def _card(function: PciFunction) -> tuple[int, int, int] | None:
 
     Source: NCCL src/transport/net_ib (NCCL_IB_MERGE_VFS, NCCL_IB_MERGE_NICS).
     """
-    if function.class_code is None or function.class_code >> 16 != _NETWORK_CLASS:
+    if not function.is_network:
         return None
     address = function.physical_function or function.address
     return address.domain, address.bus, address.slot

@@ -21,9 +21,6 @@ from hook.locality import top_switch
 from hook.numbering import Expander, Numbered, Place, Room, Shortage, number, own_alias
 from hook.slots import KUBEVIRT_LAST_PORT_INDEX, first_index, forecast
 
-# PCI base classes (PCI Code and ID Assignment 1.15): display controllers, processing accelerators.
-_GPU_CLASSES = (0x03, 0x12)
-_NETWORK_CLASS = 0x02
 _BRIDGE_CLASS = 0x060400
 _FALLBACK = (Layout.SWITCH, Layout.HOST_BRIDGE, Layout.NODE)
 _MACHINES = {"x86_64": ("q35", "pc-q35-"), "aarch64": ("virt", "virt-")}
@@ -220,10 +217,6 @@ def make_plan(
     return planner.finish()
 
 
-def _base_class(function: PciFunction | None) -> int | None:
-    return function.class_code >> 16 if function is not None and function.class_code is not None else None
-
-
 def _not(guest: GuestDomain, code: str, message: str) -> Finding:
     """A reason to do nothing; it matters only to a VM with devices."""
     return Finding(Severity.WARNING if guest.hostdevs else Severity.INFO, code, "", message)
@@ -288,7 +281,7 @@ class _Planner:
         if self._names(hostdev, self.config.exclude) is not None:
             return replace(device, action=Action.EXCLUDED, reason="named by exclude")
         # A device that sysfs does not know may be a GPU, and becomes a finding below.
-        is_other = function is not None and _base_class(function) not in _GPU_CLASSES
+        is_other = function is not None and not function.is_gpu
         if self.config.devices is Devices.GPU and is_other:
             return replace(device, action=Action.EXCLUDED, reason="no GPU or accelerator, and devices is gpu")
         expander = self._foreign_expander(hostdev)
@@ -448,7 +441,7 @@ class _Planner:
         below: dict[tuple[int, PciAddress], list[int]] = {}
         for device in self.placed:
             switch = top_switch(device.function)
-            kinds = [_base_class(device.function) in _GPU_CLASSES, _base_class(device.function) == _NETWORK_CLASS]
+            kinds = [device.function.is_gpu, device.function.is_network]
             if switch is not None:
                 counts = below.setdefault((device.cell, switch), [0, 0])
                 below[(device.cell, switch)] = [count + kind for count, kind in zip(counts, kinds, strict=True)]

@@ -274,7 +274,8 @@ def plan_matrices(outcome: Outcome) -> str:
         before, after = on_host[first][second], in_guest[first][second]
         nccl_before, nccl_after = nccl_path(host, a, b), nccl_path(guest, guest_a, guest_b)
         if before != after or nccl_before != nccl_after:
-            direct = " (no longer direct for NCCL)" if nccl_before <= NcclPath.PXB < nccl_after else ""
+            has_gpu = host.functions[a].is_gpu or host.functions[b].is_gpu
+            direct = " (no longer direct for NCCL)" if has_gpu and nccl_before <= NcclPath.PXB < nccl_after else ""
             nccl = f"NCCL {nccl_before.name} -> {nccl_after.name}{direct}"
             lines.append(f"{name} - {other}: {before.name} -> {after.name}, {nccl}\n")
     text += "pairs that differ (nvidia-smi, NCCL)\n" + ("".join(lines) or "none\n")
