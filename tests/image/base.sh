@@ -24,8 +24,8 @@ if [ ! -s "$TAR" ]; then
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
         --customize-hook='find "$1/usr/lib/python3.13" "$1/usr/lib/python3" -name "*.pyc" -delete' \
         --customize-hook='rm -f "$1/usr/lib/python3.13/EXTERNALLY-MANAGED"' \
-        trixie "$TAR.new"
-    mv "$TAR.new" "$TAR"
+        trixie "$CACHE/python-base.new.tar"
+    mv "$CACHE/python-base.new.tar" "$TAR"
 fi
 echo "base.sh: committing $NAME"
 container=$(buildah from scratch)
