@@ -22,9 +22,8 @@ from typing import Any, Literal
 
 from lxml import etree
 
-from hook.address import PciAddress
 from hook.define import Outcome
-from hook.host import HostTopology, PciFunction
+from hook.host import PciFunction
 from tests.system.kubevirt import for_libvirt
 from tests.system.oracle import Generation, Oracle, available, cache_folder, tree
 
@@ -367,11 +366,3 @@ def _peak_bytes(pid: int) -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return 0
-
-
-def boot_outcome(oracle: Oracle, outcome: Outcome, firmware: Firmware, seconds: float = 120.0) -> Boot:
-    """Boot a hook's answer with stand-ins of the right kinds."""
-    return boot(oracle, outcome.xml, stand_ins(outcome), firmware=firmware, seconds=seconds)
-
-
-__all__ = ["Boot", "BootError", "Firmware", "HostTopology", "PciAddress", "StandIn", "boot", "boot_outcome"]

@@ -91,16 +91,27 @@ def test_every_machine_in_every_layout(ask: Ask, name: str, layout: Layout) -> N
 
 # The largest, the deepest, many cells, several functions of a card, I/O BARs.
 OVMF = ("dgx-a100", "dgx2", "mi250-16gcd", "mi300x-spr", "oci-bm-h100", "snb-mic-nvme", "tioga-mi250x")
+KNOWN = pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="OVMF 2022.11 gives no BARs behind expanders when a device there has an I/O BAR, see docs/limits.md",
+)
 
 
 @pytest.mark.boot
-@pytest.mark.parametrize("generation", GENERATIONS)
-@pytest.mark.parametrize("name", OVMF)
+@pytest.mark.parametrize(
+    ("name", "generation"),
+    [
+        pytest.param(name, generation, marks=[KNOWN] if (name, generation) == ("snb-mic-nvme", "debian12") else [])
+        for name in OVMF
+        for generation in GENERATIONS
+    ],
+)
 def test_machines_with_ovmf(ask: Ask, name: str, generation: Generation) -> None:
     check(ask(generation), on_machine(name, Layout.SWITCH), "ovmf", 300.0)
 
 
-# No emulator for it here; no such emulation of another architecture; nothing is placed.
+# The kernel here is for x86.
 NOT_BOOTED = ("arm64-two-node",)
 
 
@@ -115,3 +126,26 @@ def test_a_guest_that_says_nothing_is_killed_and_its_last_lines_are_told(ask: As
 
     with pytest.raises(BootError, match=r"QEMU was killed after 1 s\n(?s:.*)firmware\.log:\n.*\S"):
         boot(ask("debian12"), outcome.xml, stand_ins(outcome), firmware="seabios", seconds=1.0)
+
+
+# What would be wrong in the answer, and what the guest then shows.
+FAULTS: dict[str, tuple[tuple[bytes, bytes], str]] = {
+    "a wrong cell": ((b"<node>1</node>", b"<node>0</node>"), "0000:fe:00.0 numa_node: 0, planned 1"),
+    "a window too small": (
+        (b'busNr="252"', b'busNr="253"'),
+        "0000:fd:00.0 root: devices/pci0000:fd, planned devices/pci0000:fc",
+    ),
+    "a port elsewhere": ((b'bus="0x11" slot="0x00"', b'bus="0x11" slot="0x03"'), "0000:fc:00.0 is not there"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_the_answer_is_seen(ask: Ask, fault: str) -> None:
+    (right, wrong), difference = FAULTS[fault]
+    outcome = on_machine("l5640-sriov", Layout.NODE)
+    assert outcome.xml.count(right) == 1
+    devices = stand_ins(outcome)
+
+    booted = boot(ask("debian12"), outcome.xml.replace(right, wrong), devices, firmware="seabios")
+
+    assert difference in differences(outcome, devices, parse(booted.console))
