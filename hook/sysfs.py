@@ -56,6 +56,7 @@ class DirectoryTree:
             SysfsError: `root` is no directory, or holds neither a PCI bus nor NUMA nodes.
         """
         self._root = os.path.realpath(root)
+        self._folders: dict[str, str] = {}  # resolved once; a tree lives for one call
         if not os.path.isdir(self._root):
             raise SysfsError(f"cannot read sysfs at {root}: there is no such directory")
         if not os.access(self._root, os.R_OK | os.X_OK):
@@ -66,7 +67,12 @@ class DirectoryTree:
             )
 
     def _inside(self, path: str) -> str | None:
-        real = os.path.realpath(os.path.join(self._root, path))
+        folder, _, name = path.rpartition("/")
+        if folder not in self._folders:  # a dozen attributes are read in each
+            self._folders[folder] = os.path.realpath(os.path.join(self._root, folder))
+        real = os.path.join(self._folders[folder], name)
+        if name in ("", ".", "..") or os.path.islink(real):
+            real = os.path.realpath(real)
         return real if real.startswith(self._root.rstrip("/") + "/") else None
 
     def read(self, path: str) -> bytes | None:
