@@ -63,7 +63,7 @@ def define_domain(
         HookError: the input cannot be used, or policy strict refuses the VM. Under best-effort
             nothing else fails: an unexpected error is in the outcome, beside the unchanged domain.
     """
-    parsed = ParsedDomain.nothing(domain_xml)
+    parsed: ParsedDomain | None = None
     config = flags
     try:
         parsed = domain_xml_format.parse(domain_xml)
@@ -74,11 +74,10 @@ def define_domain(
     except HookError:
         raise
     except Exception as error:  # the one broad except: a fault of the hook must not cost a VM
-        if config.policy is Policy.STRICT and config.mode is Mode.APPLY:
-            raise StrictRefusal(
-                [Finding(Severity.WARNING, "internal-error", "", f"{type(error).__name__}: {error}")]
-            ) from error
         fault = Finding(Severity.WARNING, "internal-error", "", f"{type(error).__name__}: {error}")
+        if config.policy is Policy.STRICT and config.mode is Mode.APPLY:
+            raise StrictRefusal([fault]) from error
+        parsed = parsed or ParsedDomain.nothing(domain_xml)
         return Outcome(
             xml=domain_xml,
             plan=unchanged(parsed.guest, config, fault),

@@ -151,8 +151,7 @@ def _guest(root: etree._Element) -> GuestDomain:
         cells=tuple(
             Cell(id=cell_id, vcpus=_cpus(_text(cell, "cpus")), has_distances=cell.find("distances") is not None)
             for position, cell in enumerate(root.iterfind("cpu/numa/cell"))
-            # libvirt numbers cells without an id in their order (formatdomain.html#guest-numa-topology).
-            if (cell_id := _number(_text(cell, "id")) if _text(cell, "id") else position) is not None
+            if (cell_id := _cell_id(cell, position)) is not None
         ),
         memnodes=_memnodes(root),
         pins=_pins(root),
@@ -208,6 +207,12 @@ def _number(text: str | None, maximum: int = 0xFFFF_FFFF) -> int | None:
     except ValueError:
         return None
     return number if number <= maximum else None
+
+
+def _cell_id(cell: etree._Element, position: int) -> int | None:
+    """The id of a cell; libvirt numbers cells without one in their order (formatdomain.html#guest-numa-topology)."""
+    given = _text(cell, "id")
+    return position if given is None else _number(given)
 
 
 def _cpus(text: str | None) -> CpuSet:
@@ -337,7 +342,8 @@ def _set_address(element: etree._Element, address: GuestAddress, *, is_multifunc
 def _write_distances(root: etree._Element, distances: Mapping[int, Mapping[int, int]]) -> None:
     """Write `<cell id="0" …><distances><sibling id="1" value="21"/>…</distances></cell>` for each cell."""
     for position, cell in enumerate(root.iterfind("cpu/numa/cell")):
-        row = distances.get(position if (given := _number(_text(cell, "id"))) is None else given, {})
+        cell_id = _cell_id(cell, position)
+        row = distances.get(cell_id, {}) if cell_id is not None else {}
         if row:
             element = etree.Element("distances")
             _append(cell, element)

@@ -132,6 +132,15 @@ def _common_bridges(leaves: Sequence[_Leaf]) -> tuple[PciAddress, ...]:
     return shortest
 
 
+def upstream_ports(bridges: Sequence[PciAddress]) -> range:
+    """Positions of the switches among the bridges above a function, outermost first.
+
+    NCCL takes every second bridge for one, counted from the device: port, switch, port, switch.
+    Source: NCCL src/graph/xml.cc (2.30).
+    """
+    return range(len(bridges) % 2, len(bridges) - 1, 2)
+
+
 def fused_bridges(host: HostTopology, function: PciFunction) -> tuple[PciAddress, ...]:
     """The bridges above a function, with switch chips that NCCL takes for one counted once.
 
@@ -139,10 +148,8 @@ def fused_bridges(host: HostTopology, function: PciFunction) -> tuple[PciAddress
     itself as several. Source: NCCL src/graph/topo.cc, ncclTopoFlattenBcmSwitches (2.30).
     """
     bridges = function.bridges
-    # Upstream ports are every second bridge, counted from the device: port, switch, port, switch.
-    upstream = range(len(bridges) % 2, len(bridges) - 1, 2)
     dropped: set[int] = set()
-    for parent, child in pairwise(upstream):
+    for parent, child in pairwise(upstream_ports(bridges)):
         if parent not in dropped and _is_one_chip(
             host.functions.get(bridges[parent]), host.functions.get(bridges[child])
         ):

@@ -10,7 +10,7 @@ from enum import IntEnum
 
 from hook.address import PciAddress
 from hook.host import HostTopology, PciFunction
-from hook.layout import fused_bridges
+from hook.layout import fused_bridges, upstream_ports
 
 
 class Distance(IntEnum):
@@ -78,15 +78,14 @@ class _NcclBranch:
 def _switches(host: HostTopology, address: PciAddress) -> _NcclBranch:
     function = host.functions[address]
     bridges = fused_bridges(host, function)
-    switches = tuple(reversed(bridges[len(bridges) % 2 : -1 : 2])) if len(bridges) > 1 else ()
+    switches = tuple(bridges[position] for position in reversed(upstream_ports(bridges)))
     top = host.functions.get(switches[-1]) if switches else function
     return _NcclBranch(switches, top.numa_node if top is not None else function.numa_node)
 
 
 def top_switch(function: PciFunction) -> PciAddress | None:
     """The outermost switch (upstream port) above a function; functions that share it are PXB or nearer to NCCL."""
-    bridges = function.bridges
-    return bridges[len(bridges) % 2] if len(bridges) > 1 else None
+    return next((function.bridges[position] for position in upstream_ports(function.bridges)), None)
 
 
 def _card(function: PciFunction) -> tuple[int, int, int] | None:

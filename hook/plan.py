@@ -376,12 +376,12 @@ class _Planner:
 
         An index without a controller is one that libvirt would fill with such a port.
         """
-        chain = self._chain(hostdev.address)
-        if any(controller.is_own for controller in chain):
+        if self._is_behind_own(hostdev):
             return True
         address = hostdev.address
         if address is None or address.bus == 0:
             return address is None
+        chain = self._chain(address)
         return not chain or (len(chain) == 1 and chain[0].model == Model.ROOT_PORT)
 
     def check_names(self) -> None:
@@ -466,10 +466,8 @@ class _Planner:
         except KeyError:
             rows = {}
         # libvirt keeps 10 for a cell's distance to itself (virDomainNumaDefNodeDistanceParseXML).
-        if (
-            not all((value == SELF_DISTANCE) is (a == b) for a, row in rows.items() for b, value in row.items())
-            or not rows
-        ):
+        is_valid = all((value == SELF_DISTANCE) is (a == b) for a, row in rows.items() for b, value in row.items())
+        if not rows or not is_valid:
             self._find(
                 Severity.INFO, "no-distances", "", "the host's distance table does not cover one node for each cell"
             )
@@ -514,9 +512,9 @@ class _Planner:
         return replace(plan, is_changed=self._differs(plan))
 
     def _differs(self, plan: Plan) -> bool:
-        own = tuple(sorted((c for c in self.guest.controllers if c.is_own), key=lambda c: c.index))
         if plan.distances or plan.is_maxphysaddr_added:
             return True
+        own = tuple(sorted((c for c in self.guest.controllers if c.is_own), key=lambda c: c.index))
         if own != tuple(sorted(plan.controllers, key=lambda c: c.index)):
             return True
         return any(
