@@ -1,8 +1,10 @@
 """Small domains and hosts for one oddity at a time; must not know what the hook makes of them."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from hook.address import PciAddress, parse_cpu_list
+from hook.sysfs import MemoryTree
 
 
 def hostdev(
@@ -119,3 +121,18 @@ def host(
         if distances is not None:
             lines.append(f"devices/system/node/node{node}/distance = {distances[node]}")
     return "".join(f"{line}\n" for line in lines) + extra
+
+
+def unpack(tree: MemoryTree, folder: Path) -> Path:
+    """Write a recording as the directory that it was made from."""
+    files, links = tree.items()
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content + b"\n")
+    for path, target in links.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).symlink_to(target)
+    for path, target in links.items():  # recordings do not hold empty directories, such as those of mdevs
+        if not (folder / path).exists():
+            (folder / path).parent.joinpath(target).resolve().mkdir(parents=True)
+    return folder

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.oracle import GENERATIONS, Oracle, asking
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -15,6 +17,13 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         report.outcome = "failed"
         report.longrepr = f"skipped, and CI=true makes that a failure: {report.longrepr}"
     return report
+
+
+@pytest.fixture(scope="module", params=GENERATIONS)
+def oracle(request: pytest.FixtureRequest) -> Iterator[Oracle]:
+    """A real libvirt, each generation in turn."""
+    with asking(request.param) as it:
+        yield it
 
 
 @pytest.fixture

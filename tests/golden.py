@@ -3,11 +3,9 @@
 REGENERATE=1 rewrites the files. A golden that is not there yet is written, and the test fails.
 """
 
-import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 GOLDENS = Path(__file__).parent / "goldens"
 
@@ -27,14 +25,3 @@ def check(name: str, actual: str) -> None:
 def check_names(folder: str, expected: Iterable[str]) -> None:
     """Assert that a folder holds these goldens and no other, so that none outlives its test."""
     assert sorted(expected) == sorted(path.name for path in (GOLDENS / folder).iterdir())
-
-
-def one_line_each(plan: Mapping[str, Any]) -> str:
-    """JSON with one line for each element of a list, so that a plan reads as a table."""
-    parts = []
-    for key, value in plan.items():
-        rows = (
-            ",".join(f"\n    {json.dumps(row, ensure_ascii=False)}" for row in value) if isinstance(value, list) else ""
-        )
-        parts.append(f"  {json.dumps(key)}: " + (f"[{rows}\n  ]" if rows else json.dumps(value)))
-    return "{\n" + ",\n".join(parts) + "\n}\n"

@@ -1,6 +1,5 @@
 """The 20 VMs that KubeVirt's own code generated, with VMI and host; must not know what the hook answers."""
 
-import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,9 +46,3 @@ class Scenario:
 
     def _path(self, call: str) -> Path:
         return FOLDER / (f"{self.name}.{call}.xml" if call else f"{self.name}.xml")
-
-
-@functools.cache
-def host(name: str) -> SysfsTree:
-    """A recorded machine."""
-    return open_sysfs(str(HOSTS / f"{name}.sysfs"))

@@ -16,7 +16,8 @@ import pytest
 from hook.config import Config
 from hook.define import define_domain
 from hook.protocol import v1alpha3_pb2, v1alpha3_pb2_grpc
-from hook.sysfs import MemoryTree
+from hook.recording import parse_recording
+from tests.build import unpack
 from tests.scenario import Scenario
 from tests.sidecar import Sidecar
 from tests.virt_launcher import Launcher, dial
@@ -118,22 +119,10 @@ def test_memory_is_flat_over_a_thousand_calls_and_eight_at_once(hooks: Path) -> 
     assert crowded < early + 3
 
 
-def unpack(scenario: Scenario, folder: Path) -> None:
-    """A recording as a directory."""
-    tree = scenario.sysfs
-    assert isinstance(tree, MemoryTree)
-    files, links = tree.items()
-    for path, content in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(content + b"\n")
-    for path, target in links.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).symlink_to(target)
-
-
 def test_sysfs_is_read_at_every_call_and_may_fail_in_between(hooks: Path, tmp_path: Path) -> None:
     sys_folder = tmp_path / "sys"
-    unpack(SCENARIO, sys_folder)
+    tree = parse_recording(SCENARIO.sysfs_path.read_text())
+    unpack(tree, sys_folder)
     device = sys_folder / "devices/pci0000:40/0000:40:01.1/0000:41:00.0"
     with Sidecar(hooks, "--sysfs", str(sys_folder)) as sidecar:
         vm = launcher(sidecar)
@@ -143,7 +132,7 @@ def test_sysfs_is_read_at_every_call_and_may_fail_in_between(hooks: Path, tmp_pa
         shutil.rmtree(sys_folder)
         with pytest.raises(grpc.RpcError) as raised:
             vm.on_define_domain(SCENARIO.xml(), SCENARIO.vmi)
-        unpack(SCENARIO, sys_folder)
+        unpack(tree, sys_folder)
         again = vm.on_define_domain(SCENARIO.xml(), SCENARIO.vmi)
 
     assert first == answer(SCENARIO) == again

@@ -1,6 +1,5 @@
 """Two generations of a real libvirt define every answer and read it back as planned."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,18 +11,8 @@ from hook.define import define_domain
 from hook.guest import Controller, GuestAddress, GuestDomain, Model
 from tests.scenario import NAMES, Scenario
 from tests.system.kubevirt import for_libvirt
-from tests.system.oracle import GENERATIONS, Generation, Oracle, OracleRefused, available
+from tests.system.oracle import Oracle, OracleRefused
 from tests.test_cases import CASES, run
-
-
-@pytest.fixture(scope="module", params=GENERATIONS)
-def oracle(request: pytest.FixtureRequest) -> Iterator[Oracle]:
-    generation: Generation = request.param
-    reason = available(generation)
-    if reason is not None:
-        pytest.skip(reason)
-    with Oracle(generation) as started:
-        yield started
 
 
 def read_back(oracle: Oracle, xml: bytes) -> GuestDomain:

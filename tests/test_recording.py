@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from hook.errors import SysfsError
 from hook.recording import format_recording, open_sysfs, parse_recording
 from hook.sysfs import DirectoryTree, MemoryTree, all_functions, read_host
-from tests.build import host
+from tests.build import host, unpack
 from tests.scenario import HOST_NAMES, HOSTS
-from tests.test_sysfs import unpack
 
 TEXT = host({"pci0000:40/0000:40:01.0/0000:41:00.0": 0}, distances={0: "10 21", 1: "21 10"})
 TREE = parse_recording(TEXT)

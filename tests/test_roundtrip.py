@@ -1,7 +1,6 @@
 """One VM start as KubeVirt plays it: call, read back through libvirt, lose what its structs lose, call again."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,17 +11,7 @@ from hook.define import Outcome, define_domain
 from hook.render import plan_json
 from tests.scenario import NAMES, Scenario
 from tests.system.kubevirt import Family, for_libvirt, next_call, placeholders, plan, reprint
-from tests.system.oracle import GENERATIONS, Generation, Oracle, available
-
-
-@pytest.fixture(scope="module", params=GENERATIONS)
-def oracle(request: pytest.FixtureRequest) -> Iterator[Oracle]:
-    generation: Generation = request.param
-    reason = available(generation)
-    if reason is not None:
-        pytest.skip(reason)
-    with Oracle(generation) as started:
-        yield started
+from tests.system.oracle import Oracle
 
 
 def run(scenario: Scenario, xml: bytes, layout: Layout) -> Outcome:

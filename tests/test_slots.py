@@ -1,7 +1,6 @@
 """The forecast of what libvirt does, with libvirt as the judge; and what the hook concludes from it."""
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 from lxml import etree
@@ -11,7 +10,7 @@ from hook.guest import Connection, Controller, Endpoint, GuestAddress, Model
 from hook.slots import Forecast, first_index, forecast
 from tests.build import vm
 from tests.system.kubevirt import for_libvirt
-from tests.system.oracle import GENERATIONS, Generation, Oracle, available
+from tests.system.oracle import Oracle
 
 Places = tuple[Connection, ...]
 NONE: Places = ()
@@ -152,16 +151,6 @@ def found(xml: bytes) -> Counter[Connection]:
         if address.getparent() not in controllers and model != "pcie-root":
             places[Connection.PORT if model == "pcie-root-port" else Connection.CONVENTIONAL] += 1
     return places
-
-
-@pytest.fixture(scope="module", params=GENERATIONS)
-def oracle(request: pytest.FixtureRequest) -> Iterator[Oracle]:
-    generation: Generation = request.param
-    reason = available(generation)
-    if reason is not None:
-        pytest.skip(reason)
-    with Oracle(generation) as started:
-        yield started
 
 
 @pytest.mark.parametrize("arch", MACHINES)

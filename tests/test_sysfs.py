@@ -21,28 +21,13 @@ from hook.sysfs import (
     all_functions,
     read_host,
 )
-from tests.build import host
+from tests.build import host, unpack
 from tests.scenario import HOST_NAMES, HOSTS, NAMES, Scenario
 
 GPU = PciAddress.parse("0000:41:00.0")
 PORT = PciAddress.parse("0000:40:01.0")
 GPU_PATH = f"pci0000:40/{PORT}/{GPU}"
 UUID = "4b20d080-1b54-4048-85b3-a6a62d165c01"
-
-
-def unpack(tree: MemoryTree, folder: Path) -> Path:
-    """Write a recording as the directory that it was made from."""
-    files, links = tree.items()
-    for path, content in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(content + b"\n")
-    for path, target in links.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).symlink_to(target)
-    for path, target in links.items():  # recordings do not hold empty directories, such as those of mdevs
-        if not (folder / path).exists():
-            (folder / path).parent.joinpath(target).resolve().mkdir(parents=True)
-    return folder
 
 
 def mediated_devices(tree: SysfsTree) -> tuple[str, ...]:

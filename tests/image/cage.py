@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any, Self
 
 IMAGE = "localhost/pcie-numa-hook:dev"
-MEMORY_BYTES = 64_000_000
 # 64 MB and 200 millicores, uid 107 without capabilities (KubeVirt pkg/virt-controller/services/renderresources.go).
 LIMITS = (
     "--memory=64000000",

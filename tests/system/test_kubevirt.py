@@ -19,7 +19,7 @@ from tests.system.kubevirt import (
     plan,
     reprint,
 )
-from tests.system.oracle import GENERATIONS, Oracle, OracleRefused, asking
+from tests.system.oracle import Oracle, OracleRefused, asking
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
 SAMPLES = SCENARIOS / "samples"
@@ -82,12 +82,6 @@ def by_index(xml: bytes) -> bytes:
         controllers, key=lambda each: (each.get("type", ""), int(each.get("index", "")))
     )
     return to_bytes(domain)
-
-
-@pytest.fixture(scope="module", params=GENERATIONS)
-def oracle(request: pytest.FixtureRequest) -> Iterator[Oracle]:
-    with asking(request.param) as it:
-        yield it
 
 
 @pytest.fixture(scope="module")
