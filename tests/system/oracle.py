@@ -40,6 +40,10 @@ STAMP = ".pcie-numa-hook-recipe"
 START_SECONDS = 180.0
 ANSWER_SECONDS = 60.0
 
+# To make a command line, libvirt makes a tap device, and two at a time would choose the same name: each has a
+# network of its own.
+_ALONE = ("unshare", "-n")
+
 # Where the child's script and folder appear inside the tree.
 _INSIDE_SCRIPT = Path("/mnt/oracle_child.py")
 _INSIDE_ROOT = Path("/mnt/oracle-root")
@@ -88,7 +92,7 @@ def available(generation: Generation) -> str | None:
     if not (files / STAMP).is_file():
         return f"{generation}: no tree in {files}; run install.sh {generation}"
     unshare = subprocess.run(
-        ["unshare", "-m", "--propagation", "private", "true"],
+        [*_ALONE, "-m", "--propagation", "private", "true"],
         capture_output=True,
         check=False,
         text=True,
@@ -166,10 +170,10 @@ class Oracle:
     def _start(self) -> None:
         files = tree(self.generation)
         if files is None:
-            command = [str(SYSTEM_PYTHON), str(CHILD), str(self._root)]
+            command = [*_ALONE, str(SYSTEM_PYTHON), str(CHILD), str(self._root)]
         else:
             command = [
-                *("unshare", "-m", "--propagation", "private", "bash", "-c", _ENTER),
+                *(*_ALONE, "-m", "--propagation", "private", "bash", "-c", _ENTER),
                 *(str(files), str(CHILD), str(self._root)),
             ]
         assert self._lock is not None
