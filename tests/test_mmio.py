@@ -1,0 +1,63 @@
+"""Room that large BARs need against room that firmware makes, by the rules that hook/mmio.py states."""
+
+import pytest
+
+from hook import mmio
+from hook.address import PciAddress
+from hook.guest import AddressSpace
+from hook.host import PciFunction, PciRegion
+
+GIB = 1 << 30
+
+
+def function(*sizes: int) -> PciFunction:
+    regions = tuple(PciRegion(size_bytes=size, is_io=False, is_64bit_prefetchable=True) for size in sizes)
+    return PciFunction(address=PciAddress(0, 1, 0, 0), root="", above=(), bridges=(), regions=regions)
+
+
+def space(*, is_efi: bool, emulated_bits: int | None = None, has_maxphysaddr: bool = False) -> AddressSpace:
+    return AddressSpace(
+        memory_bytes=16 * GIB,
+        is_efi=is_efi,
+        cpu_mode="host-model",
+        has_maxphysaddr=has_maxphysaddr or emulated_bits is not None,
+        emulated_bits=emulated_bits,
+    )
+
+
+@pytest.mark.parametrize(
+    ("functions", "needed"),
+    [
+        pytest.param([], 0, id="nothing"),
+        pytest.param([function()], 0, id="a device without such a BAR"),
+        pytest.param([function(64 * GIB)], 64 * GIB, id="one BAR"),
+        pytest.param([function(48 * GIB)], 64 * GIB, id="a size that is no power of two is rounded up"),
+        pytest.param([function(128 * GIB, 32 << 20)], 256 * GIB, id="a small one beside it costs an alignment"),
+        pytest.param([function(64 * GIB)] * 8, 512 * GIB, id="eight devices"),
+    ],
+)
+def test_the_room_that_is_needed(functions: list[PciFunction], needed: int) -> None:
+    assert mmio.needed_bytes(functions) == needed
+
+
+def test_only_64_bit_prefetchable_bars_count() -> None:
+    other = PciRegion(size_bytes=64 * GIB, is_io=False, is_64bit_prefetchable=False)
+    device = PciFunction(address=PciAddress(0, 1, 0, 0), root="", above=(), bridges=(), regions=(other,))
+
+    assert mmio.needed_bytes([device]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arch", "given", "window"),
+    [
+        pytest.param("x86_64", space(is_efi=True), 256 * GIB, id="OVMF, default 40 bits"),
+        pytest.param("x86_64", space(is_efi=True, emulated_bits=42), 512 * GIB, id="OVMF, 42 bits"),
+        pytest.param("x86_64", space(is_efi=True, emulated_bits=46), 8192 * GIB, id="OVMF, 46 bits"),
+        pytest.param("x86_64", space(is_efi=False), 1008 * GIB, id="SeaBIOS: all but the memory"),
+        pytest.param("x86_64", space(is_efi=False, emulated_bits=34), 0, id="SeaBIOS: memory takes all"),
+        pytest.param("x86_64", space(is_efi=True, has_maxphysaddr=True), None, id="the host's bits are not known"),
+        pytest.param("aarch64", space(is_efi=True), None, id="another architecture"),
+    ],
+)
+def test_the_room_that_firmware_makes(arch: str, given: AddressSpace, window: int | None) -> None:
+    assert mmio.window_bytes(arch, given) == window
