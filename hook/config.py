@@ -34,6 +34,13 @@ class Unaligned(StrEnum):
     LEAVE = "leave"
 
 
+class IoBar(StrEnum):
+    """What happens to a device with an I/O BAR in a VM with EFI firmware."""
+
+    LEAVE = "leave"
+    PLACE = "place"
+
+
 class Policy(StrEnum):
     """What happens when a device cannot be placed with its own host node."""
 
@@ -64,6 +71,7 @@ class Config:
     exclude: frozenset[str] = frozenset()  # device NAMEs or host addresses
     layout: Layout = Layout.NODE
     unaligned: Unaligned = Unaligned.NEAREST
+    io_bar: IoBar = IoBar.LEAVE
     policy: Policy = Policy.BEST_EFFORT
     mode: Mode = Mode.APPLY
     distances: Extra = Extra.OFF
@@ -135,6 +143,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _option(Layout, "layout", "how much of the host's PCIe tree the guest gets"),
     _option(Unaligned, "unaligned", "a device whose host node has no guest cell goes to the nearest cell, or is left"),
+    _option(IoBar, "io-bar", "a device with an I/O BAR under EFI firmware is left, or placed: OVMF of 2022 loses BARs"),
     _option(Policy, "policy", "best-effort starts the VM with findings, strict refuses it"),
     _option(Mode, "mode", "observe computes and logs but returns the input, off does nothing"),
     _option(Extra, "distances", "auto writes the host's NUMA distances between cells where the domain has none"),

@@ -74,6 +74,11 @@ class PciFunction:
         return self.class_code is not None and self.class_code >> 16 == _NETWORK_CLASS
 
     @property
+    def has_io_bar(self) -> bool:
+        """True when a BAR is in I/O space."""
+        return any(region.is_io for region in self.regions)
+
+    @property
     def is_virtual_function(self) -> bool:
         """True for an SR-IOV VF."""
         return self.physical_function is not None

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from hook import mmio
+from hook import firmware
 from hook.address import MAX_BUS, PciAddress
-from hook.config import Config, Devices, Extra, Layout, Mode, Unaligned
+from hook.config import Config, Devices, Extra, IoBar, Layout, Mode, Unaligned
 from hook.errors import Finding, Severity
 from hook.guest import Controller, GuestAddress, GuestDomain, Hostdev, Kind, Model
 from hook.host import SELF_DISTANCE, HostTopology, NodeSource, PciFunction
@@ -302,11 +302,31 @@ class _Planner:
             return self._left(
                 device, "unknown-node", f"the host does not say on which NUMA node {function.address} is (numa_node -1)"
             )
+        io_bar = self._io_bar(hostdev, function)
+        if io_bar is not None:
+            return self._left(device, "io-bar", io_bar)
         if device.host_node_from not in (NodeSource.NUMA_NODE, NodeSource.OVERRIDE):
             self._find(
                 Severity.INFO, "inferred-node", hostdev.name, f"host node {device.host_node} by {device.host_node_from}"
             )
         return self._placed(device, function, device.host_node)
+
+    def _io_bar(self, hostdev: Hostdev, function: PciFunction) -> str | None:
+        """Why its I/O BAR keeps a device from an expander, or None: OVMF may leave others there without BARs."""
+        is_safe = not self.guest.address_space.is_efi or hostdev.kind is Kind.MDEV
+        if is_safe or not function.has_io_bar:
+            return None
+        if self.config.io_bar is IoBar.LEAVE:
+            return (
+                "it has an I/O BAR, for which OVMF of 2022 takes the BARs from every device behind an expander; "
+                "with a newer OVMF set io-bar to place"
+            )
+        placed = sum(device.function.has_io_bar for device in self.placed)
+        if placed >= firmware.OVMF_IO_DEVICES:
+            return (
+                f"it has an I/O BAR, and OVMF has room for those of {firmware.OVMF_IO_DEVICES} devices behind expanders"
+            )
+        return None
 
     def _placed(self, device: DevicePlan, function: PciFunction, node: int) -> DevicePlan:
         cell = self.cells.cell_of_node.get(node)
@@ -422,7 +442,11 @@ class _Planner:
             for device in self.decided
         )
         distances = self._distances()
-        is_maxphysaddr_added = self._needs_maxphysaddr()
+        # An mdev has not the BARs of its parent.
+        functions = [d.function(self.host) for d in self.decided if d.hostdev.kind is Kind.PCI]
+        passed = [function for function in functions if function is not None]
+        is_maxphysaddr_added = self._needs_maxphysaddr(passed)
+        self._check_small_bars(passed)
         plan = Plan(
             layout=layout,
             is_changed=False,
@@ -474,11 +498,11 @@ class _Planner:
             return {}
         return rows
 
-    def _needs_maxphysaddr(self) -> bool:
+    def _needs_maxphysaddr(self, functions: Sequence[PciFunction]) -> bool:
         """Compare the large BARs with the room that firmware has for them; say so when it is not enough."""
         space = self.guest.address_space
-        needed_bytes = mmio.needed_bytes(device.function for device in self.placed if device.is_whole)
-        window_bytes = mmio.window_bytes(self.guest.arch, space)
+        needed_bytes = firmware.needed_bytes(functions)
+        window_bytes = firmware.window_bytes(self.guest.arch, space)
         if window_bytes is None or needed_bytes <= window_bytes:
             return False
         is_possible = not space.has_maxphysaddr and space.cpu_mode in ("host-passthrough", "host-model")
@@ -492,6 +516,27 @@ class _Planner:
             f"this is an MMIO window question, not NUMA: {'maxphysaddr is added' if is_added else cure}",
         )
         return is_added
+
+    def _check_small_bars(self, functions: Sequence[PciFunction]) -> None:
+        """Compare the I/O and 32-bit BARs with the room that firmware has for them, with the hook or without."""
+        io_devices = sum(function.has_io_bar for function in functions)
+        if not self.guest.address_space.is_efi and io_devices > firmware.SEABIOS_IO_DEVICES:
+            self._find(
+                Severity.WARNING,
+                "io-space",
+                "",
+                f"{io_devices} devices have an I/O BAR, and SeaBIOS hangs with more than "
+                f"{firmware.SEABIOS_IO_DEVICES}, with the hook or without; use EFI firmware",
+            )
+        needed_bytes = firmware.needed_32bit_bytes(functions)
+        if needed_bytes > firmware.WINDOW_32BIT_BYTES:
+            self._find(
+                Severity.INFO,
+                "mmio32-window",
+                "",
+                f"the devices' 32-bit BARs need {needed_bytes >> 20} MiB, firmware has about "
+                f"{firmware.WINDOW_32BIT_BYTES >> 20} MiB, with the hook or without",
+            )
 
     def _unnumbered(self, why: str) -> Plan:
         """Half a plan is worse than none: everything that would have been placed is left."""

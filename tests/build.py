@@ -65,6 +65,7 @@ def vm(
     pins: Mapping[int, str] | None = None,
     arch: str = "x86_64",
     machine: str = "q35",
+    is_efi: bool = False,
     rest: str = "",
 ) -> bytes:
     """A domain, indented as KubeVirt does.
@@ -76,7 +77,9 @@ def vm(
     cells = {cell: str(cell) for cell in memnodes} if cells is None else cells
     lines = ['<domain type="kvm" xmlns:qemu="http://libvirt.org/schemas/domain/qemu/1.0">', "\t<name>default_vm</name>"]
     lines += ['\t<memory unit="b">17179869184</memory>', "\t<os>"]
-    lines += [f'\t\t<type arch="{arch}" machine="{machine}">hvm</type>', "\t</os>", "\t<devices>"]
+    lines += [f'\t\t<type arch="{arch}" machine="{machine}">hvm</type>']
+    lines += ['\t\t<loader readonly="yes" type="pflash">/usr/share/OVMF/OVMF_CODE.fd</loader>'] if is_efi else []
+    lines += ["\t</os>", "\t<devices>"]
     lines += ["\t\t" + '<controller type="usb" index="0" model="none"/>']  # KubeVirt always writes one
     lines += [f"\t\t{device}" for device in devices]
     lines += ["\t</devices>", f"\t<vcpu>{sum(len(parse_cpu_list(cpus)) for cpus in cells.values()) or 1}</vcpu>"]

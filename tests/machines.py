@@ -48,7 +48,7 @@ def machine(name: str) -> Machine:
     )
 
 
-def domain_xml(nodes: Sequence[int], devices: Iterable[PciAddress]) -> bytes:
+def domain_xml(nodes: Sequence[int], devices: Iterable[PciAddress], *, is_efi: bool = False) -> bytes:
     """A VM with one cell for each host node, in this order, and these devices."""
     cells = "".join(f"<cell id='{i}' cpus='{i}' memory='1' unit='GiB'/>" for i in range(len(nodes)))
     memnodes = "".join(f"<memnode cellid='{i}' mode='strict' nodeset='{node}'/>" for i, node in enumerate(nodes))
@@ -57,16 +57,20 @@ def domain_xml(nodes: Sequence[int], devices: Iterable[PciAddress]) -> bytes:
         f" slot='{a.slot:#04x}' function='{a.function:#x}'/></source></hostdev>"
         for a in devices
     )
+    loader = "<loader readonly='yes' type='pflash'>/usr/share/OVMF/OVMF_CODE.fd</loader>" if is_efi else ""
     return (
         f"<domain type='kvm'><name>vm</name><memory unit='GiB'>{len(nodes)}</memory><vcpu>{len(nodes)}</vcpu>"
-        f"<os><type arch='x86_64' machine='q35'>hvm</type></os><cpu mode='host-passthrough'><numa>{cells}</numa></cpu>"
+        f"<os><type arch='x86_64' machine='q35'>hvm</type>{loader}</os><cpu mode='host-passthrough'><numa>{cells}</numa></cpu>"
         f"<numatune>{memnodes}</numatune><devices>{hostdevs}</devices></domain>"
     ).encode()
 
 
-def plan_on(machine: Machine, layout: Layout, nodes: Sequence[int], devices: Iterable[PciAddress]) -> Outcome:
+def plan_on(
+    machine: Machine, layout: Layout, nodes: Sequence[int], devices: Iterable[PciAddress], *, is_efi: bool = False
+) -> Outcome:
     """Plan such a VM on this machine."""
-    outcome = define_domain(domain_xml(nodes, devices), None, lambda: machine.tree, Config(layout=layout))
+    xml = domain_xml(nodes, devices, is_efi=is_efi)
+    outcome = define_domain(xml, None, lambda: machine.tree, Config(layout=layout))
     assert outcome.error is None
 
     return outcome

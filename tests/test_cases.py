@@ -48,6 +48,9 @@ def expanders(right: int, left: int) -> list[str]:
 
 
 GPU_A, GPU_B = hostdev(A, "a"), hostdev(B, "b")
+IO_BAR = "0x0000000000003000 0x000000000000307f 0x0000000000040101"
+FIFTEEN = [f"pci0000:40/0000:40:{n:02x}.0/0000:{n + 0x41:02x}:00.0" for n in range(15)]
+WITH_IO = FIFTEEN[:10]
 MANY = {f"pci0000:40/0000:40:{n // 8:02x}.{n % 8}/0000:{n + 0x41:02x}:00.0": 0 for n in range(33)}
 
 
@@ -409,6 +412,38 @@ CASES: dict[str, Case] = {
             }
         ),
         {"maxphysaddr": "auto"},
+    ),
+    "io-bar-efi": Case(
+        "one of two GPUs has an I/O BAR, and OVMF of 2022 would take the BARs of both behind expanders",
+        vm([GPU_A, GPU_B], is_efi=True),
+        host({A_PATH: {"numa_node": 0, "resource": IO_BAR}, B_PATH: 1}),
+    ),
+    "io-bar-seabios": Case(
+        "a GPU has an I/O BAR, and SeaBIOS has room for it behind an expander",
+        vm([GPU_A, GPU_B]),
+        host({A_PATH: {"numa_node": 0, "resource": IO_BAR}, B_PATH: 1}),
+    ),
+    "io-bar-place": Case(
+        "ten devices have I/O BARs and the user knows that OVMF is new: there is room for nine",
+        vm([hostdev(path.rpartition("/")[2]) for path in WITH_IO], is_efi=True),
+        host({path: {"numa_node": 0, "resource": IO_BAR} for path in WITH_IO}),
+        vmi=annotated(io_bar="place"),
+    ),
+    "io-space": Case(
+        "fifteen devices have I/O BARs, one more than SeaBIOS can bear; the last is excluded and counts all the same",
+        vm([hostdev(path.rpartition("/")[2]) for path in FIFTEEN]),
+        host({path: {"numa_node": 0, "resource": IO_BAR} for path in FIFTEEN}),
+        {"exclude": FIFTEEN[-1].rpartition("/")[2]},
+    ),
+    "mmio32-window": Case(
+        "two devices have a 32-bit BAR of 512 MiB each: below 4 GiB is no room for both",
+        vm([GPU_A, GPU_B]),
+        host(
+            {
+                path: {"numa_node": n, "resource": "0x00000000c0000000 0x00000000dfffffff 0x0000000000040200"}
+                for n, path in enumerate((A_PATH, B_PATH))
+            }
+        ),
     ),
     "gpudirect-lost": Case(
         "a GPU and a NIC share a host switch; layout node makes them PHB, and says so",

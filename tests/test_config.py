@@ -10,6 +10,7 @@ from hook.config import (
     Config,
     Devices,
     Extra,
+    IoBar,
     Layout,
     Mode,
     Policy,
@@ -20,7 +21,7 @@ from hook.config import (
 )
 from hook.errors import ConfigError, Finding, Severity
 
-KNOWN = "devices, exclude, layout, unaligned, policy, mode, distances, maxphysaddr, numa-node.NAME"
+KNOWN = "devices, exclude, layout, unaligned, io-bar, policy, mode, distances, maxphysaddr, numa-node.NAME"
 
 
 def test_no_flags_are_the_defaults() -> None:
@@ -37,6 +38,7 @@ def test_the_defaults_are_shown_as_a_user_would_write_them() -> None:
         "exclude": "",
         "layout": "node",
         "unaligned": "nearest",
+        "io-bar": "leave",
         "policy": "best-effort",
         "mode": "apply",
         "distances": "off",
@@ -51,6 +53,7 @@ def test_every_flag_is_read() -> None:
         "exclude": ["a,b", " c , ,0000:3b:00.0"],
         "layout": "switch",
         "unaligned": "leave",
+        "io-bar": "place",
         "policy": "strict",
         "mode": "observe",
         "distances": "auto",
@@ -63,6 +66,7 @@ def test_every_flag_is_read() -> None:
         exclude=frozenset({"a", "b", "c", "0000:3b:00.0"}),
         layout=Layout.SWITCH,
         unaligned=Unaligned.LEAVE,
+        io_bar=IoBar.PLACE,
         policy=Policy.STRICT,
         mode=Mode.OBSERVE,
         distances=Extra.AUTO,

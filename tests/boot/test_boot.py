@@ -34,10 +34,10 @@ def ask() -> Iterator[Ask]:
         yield oracle
 
 
-def on_machine(name: str, layout: Layout) -> Outcome:
+def on_machine(name: str, layout: Layout, firmware: Firmware) -> Outcome:
     """A VM with a cell for each node of the machine, and all its devices."""
     it = machine(name)
-    return plan_on(it, layout, it.cpu_nodes, it.devices)
+    return plan_on(it, layout, it.cpu_nodes, it.devices, is_efi=firmware == "ovmf")
 
 
 def of_scenario(name: str, layout: Layout, call: str = "") -> Outcome:
@@ -74,7 +74,7 @@ HANDFUL: tuple[tuple[str, Layout, Firmware, Generation], ...] = (
 def test_a_guest_is_what_was_planned(
     ask: Ask, name: str, layout: Layout, firmware: Firmware, generation: Generation
 ) -> None:
-    check(ask(generation), on_machine(name, layout), firmware)
+    check(ask(generation), on_machine(name, layout, firmware), firmware)
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
@@ -86,29 +86,18 @@ def test_a_vm_of_kubevirt_is_what_was_planned(ask: Ask, generation: Generation) 
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_machine_in_every_layout(ask: Ask, name: str, layout: Layout) -> None:
-    check(ask("debian12"), on_machine(name, layout), "seabios")
+    check(ask("debian12"), on_machine(name, layout, "seabios"), "seabios")
 
 
 # The largest, the deepest, many cells, several functions of a card, I/O BARs.
 OVMF = ("dgx-a100", "dgx2", "mi250-16gcd", "mi300x-spr", "oci-bm-h100", "snb-mic-nvme", "tioga-mi250x")
-KNOWN = pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="OVMF 2022.11 gives no BARs behind expanders when a device there has an I/O BAR, see docs/limits.md",
-)
 
 
 @pytest.mark.boot
-@pytest.mark.parametrize(
-    ("name", "generation"),
-    [
-        pytest.param(name, generation, marks=[KNOWN] if (name, generation) == ("snb-mic-nvme", "debian12") else [])
-        for name in OVMF
-        for generation in GENERATIONS
-    ],
-)
+@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("name", OVMF)
 def test_machines_with_ovmf(ask: Ask, name: str, generation: Generation) -> None:
-    check(ask(generation), on_machine(name, Layout.SWITCH), "ovmf", 300.0)
+    check(ask(generation), on_machine(name, Layout.SWITCH, "ovmf"), "ovmf", 300.0)
 
 
 # The kernel here is for x86.
@@ -122,7 +111,7 @@ def test_every_vm_of_kubevirt(ask: Ask, name: str) -> None:
 
 
 def test_a_guest_that_says_nothing_is_killed_and_its_last_lines_are_told(ask: Ask) -> None:
-    outcome = on_machine("domain32", Layout.NODE)
+    outcome = on_machine("domain32", Layout.NODE, "seabios")
 
     with pytest.raises(BootError, match=r"QEMU was killed after 1 s\n(?s:.*)firmware\.log:\n.*\S"):
         boot(ask("debian12"), outcome.xml, stand_ins(outcome), firmware="seabios", seconds=1.0)
@@ -142,7 +131,7 @@ FAULTS: dict[str, tuple[tuple[bytes, bytes], str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_the_answer_is_seen(ask: Ask, fault: str) -> None:
     (right, wrong), difference = FAULTS[fault]
-    outcome = on_machine("l5640-sriov", Layout.NODE)
+    outcome = on_machine("l5640-sriov", Layout.NODE, "seabios")
     assert outcome.xml.count(right) == 1
     devices = stand_ins(outcome)
 

@@ -1,8 +1,8 @@
-"""Room that large BARs need against room that firmware makes, by the rules that hook/mmio.py states."""
+"""Room that BARs need against room that firmware makes, by the rules that hook/firmware.py states."""
 
 import pytest
 
-from hook import mmio
+from hook import firmware
 from hook.address import PciAddress
 from hook.guest import AddressSpace
 from hook.host import PciFunction, PciRegion
@@ -37,14 +37,14 @@ def space(*, is_efi: bool, emulated_bits: int | None = None, has_maxphysaddr: bo
     ],
 )
 def test_the_room_that_is_needed(functions: list[PciFunction], needed: int) -> None:
-    assert mmio.needed_bytes(functions) == needed
+    assert firmware.needed_bytes(functions) == needed
 
 
 def test_only_64_bit_prefetchable_bars_count() -> None:
     other = PciRegion(size_bytes=64 * GIB, is_io=False, is_64bit_prefetchable=False)
     device = PciFunction(address=PciAddress(0, 1, 0, 0), root="", above=(), bridges=(), regions=(other,))
 
-    assert mmio.needed_bytes([device]) == 0
+    assert firmware.needed_bytes([device]) == 0
 
 
 @pytest.mark.parametrize(
@@ -60,4 +60,4 @@ def test_only_64_bit_prefetchable_bars_count() -> None:
     ],
 )
 def test_the_room_that_firmware_makes(arch: str, given: AddressSpace, window: int | None) -> None:
-    assert mmio.window_bytes(arch, given) == window
+    assert firmware.window_bytes(arch, given) == window

@@ -1,0 +1,59 @@
+"""Compares the room that BARs need with the room that guest firmware makes, as measured; must not decide anything."""
+
+from collections.abc import Iterable, Sequence
+
+from hook.guest import AddressSpace
+from hook.host import PciFunction
+
+# QEMU's default for CPU models without host-phys-bits (target/i386/cpu.h, TCG_PHYS_ADDR_BITS).
+DEFAULT_BITS = 40
+# OVMF 2025.02: the top eighth of the address space from 42 bits on, 256 GiB below that (measured at 40).
+_OVMF_SHIFT = 3
+_OVMF_SMALL_BITS = 42
+_OVMF_SMALL_BYTES = 256 << 30
+
+# A bridge with an I/O BAR below takes 4 KiB of the 64 KiB of a PC. SeaBIOS 1.16 hangs with one device more than
+# that; OVMF 2025.02 gives the next device no BAR at all, and OVMF 2022.11 gives none to any device behind an
+# expander as soon as one has an I/O BAR and pcie.0 has more than ten hot-pluggable ports (docs/limits.md).
+SEABIOS_IO_DEVICES = 14
+OVMF_IO_DEVICES = 9
+# Room below 4 GiB: 48 devices with 16 MiB each have all their BARs everywhere, with 64 SeaBIOS hangs and OVMF 2022.11
+# loses some.
+WINDOW_32BIT_BYTES = 768 << 20
+_BRIDGE_WINDOW_BYTES = 1 << 20  # PCI-to-PCI Bridge Architecture 1.2, 3.2.5.8: granularity of a memory window
+
+
+def needed_bytes(functions: Iterable[PciFunction]) -> int:
+    """Room for the 64-bit prefetchable BARs: those of one function are packed, largest first, and aligned to it.
+
+    Each function sits behind a port of its own, whose window starts at a multiple of its largest BAR.
+    """
+    return sum(_window([r.size_bytes for r in f.regions if r.is_64bit_prefetchable]) for f in functions)
+
+
+def needed_32bit_bytes(functions: Iterable[PciFunction]) -> int:
+    """Room for all other memory BARs, which must be below 4 GiB behind a bridge; packed in the same way."""
+    return sum(
+        _window([r.size_bytes for r in f.regions if not r.is_64bit_prefetchable and not r.is_io]) for f in functions
+    )
+
+
+def _window(sizes_bytes: Sequence[int]) -> int:
+    """The window of a bridge above one function with these BARs."""
+    if not sizes_bytes:
+        return 0
+    largest = max(_BRIDGE_WINDOW_BYTES, 1 << (max(sizes_bytes) - 1).bit_length())
+    return -(-sum(sizes_bytes) // largest) * largest
+
+
+def window_bytes(arch: str, space: AddressSpace) -> int | None:
+    """Room that firmware has above 4 GiB, or None where it cannot be known.
+
+    It cannot for other architectures and for a CPU with the host's address bits, which sysfs does not show.
+    """
+    if arch != "x86_64" or (space.has_maxphysaddr and space.emulated_bits is None):
+        return None
+    bits = space.emulated_bits or DEFAULT_BITS
+    if not space.is_efi:  # SeaBIOS: everything that is not memory
+        return max(0, (1 << bits) - space.memory_bytes)
+    return _OVMF_SMALL_BYTES if bits < _OVMF_SMALL_BITS else 1 << (bits - _OVMF_SHIFT)
