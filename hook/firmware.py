@@ -7,10 +7,11 @@ from hook.host import PciFunction
 
 # QEMU's default for CPU models without host-phys-bits (target/i386/cpu.h, TCG_PHYS_ADDR_BITS).
 DEFAULT_BITS = 40
-# OVMF 2025.02: the top eighth of the address space from 42 bits on, 256 GiB below that (measured at 40).
+# Both OVMF 2022.11 and 2025.02 put 64-bit BARs into the top eighth of the address space, SeaBIOS 1.16.3 into the
+# upper half (1.16.2: anywhere above memory). A hot-pluggable port takes 1/256 of OVMF's room, empty or not.
 _OVMF_SHIFT = 3
-_OVMF_SMALL_BITS = 42
-_OVMF_SMALL_BYTES = 256 << 30
+_SEABIOS_SHIFT = 1
+_PORT_SHIFT = 11
 
 # A bridge with an I/O BAR below takes 4 KiB of the 64 KiB of a PC. SeaBIOS 1.16 hangs with one device more than
 # that; OVMF 2025.02 gives the next device no BAR at all, and OVMF 2022.11 gives none to any device behind an
@@ -46,14 +47,17 @@ def _window(sizes_bytes: Sequence[int]) -> int:
     return -(-sum(sizes_bytes) // largest) * largest
 
 
-def window_bytes(arch: str, space: AddressSpace) -> int | None:
-    """Room that firmware has above 4 GiB, or None where it cannot be known.
+def window_bytes(arch: str, space: AddressSpace, ports: int) -> int | None:
+    """Room that firmware has for 64-bit BARs, or None where it cannot be known.
 
-    It cannot for other architectures and for a CPU with the host's address bits, which sysfs does not show.
+    It cannot for other architectures and for a CPU with the host's address bits, which sysfs does not show: one with
+    maxphysaddr passthrough, and host-passthrough, whose bits are the host's (QEMU >= 6.0, host_cpu_max_instance_init).
+    ports: hot-pluggable ports.
     """
-    if arch != "x86_64" or (space.has_maxphysaddr and space.emulated_bits is None):
+    is_hosts = space.cpu_mode == "host-passthrough" or space.has_maxphysaddr
+    if arch != "x86_64" or (is_hosts and space.emulated_bits is None):
         return None
     bits = space.emulated_bits or DEFAULT_BITS
-    if not space.is_efi:  # SeaBIOS: everything that is not memory
-        return max(0, (1 << bits) - space.memory_bytes)
-    return _OVMF_SMALL_BYTES if bits < _OVMF_SMALL_BITS else 1 << (bits - _OVMF_SHIFT)
+    room_bytes = 1 << max(0, bits - (_OVMF_SHIFT if space.is_efi else _SEABIOS_SHIFT))
+    room_bytes = min(room_bytes, (1 << bits) - space.memory_bytes)
+    return max(0, room_bytes - (ports << max(0, bits - _PORT_SHIFT)))

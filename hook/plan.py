@@ -19,7 +19,7 @@ from hook.host import SELF_DISTANCE, HostTopology, NodeSource, PciFunction
 from hook.layout import Placed, shape
 from hook.locality import top_switch
 from hook.numbering import Expander, Numbered, Place, Room, Shortage, number, own_alias
-from hook.slots import KUBEVIRT_LAST_PORT_INDEX, first_index, forecast
+from hook.slots import KUBEVIRT_LAST_PORT_INDEX, KUBEVIRT_PORTS, first_index, forecast
 
 _BRIDGE_CLASS = 0x060400
 _FALLBACK = (Layout.SWITCH, Layout.HOST_BRIDGE, Layout.NODE)
@@ -445,7 +445,9 @@ class _Planner:
         # An mdev has not the BARs of its parent.
         functions = [d.function(self.host) for d in self.decided if d.hostdev.kind is Kind.PCI]
         passed = [function for function in functions if function is not None]
-        is_maxphysaddr_added = self._needs_maxphysaddr(passed)
+        # Every index below the hook's is a port on pcie.0.
+        ports = min((controller.index for controller in numbered.controllers), default=KUBEVIRT_PORTS + 1) - 1
+        is_maxphysaddr_added = self._needs_maxphysaddr(passed, ports)
         self._check_small_bars(passed)
         plan = Plan(
             layout=layout,
@@ -498,22 +500,23 @@ class _Planner:
             return {}
         return rows
 
-    def _needs_maxphysaddr(self, functions: Sequence[PciFunction]) -> bool:
+    def _needs_maxphysaddr(self, functions: Sequence[PciFunction], ports: int) -> bool:
         """Compare the large BARs with the room that firmware has for them; say so when it is not enough."""
         space = self.guest.address_space
         needed_bytes = firmware.needed_bytes(functions)
-        window_bytes = firmware.window_bytes(self.guest.arch, space)
+        window_bytes = firmware.window_bytes(self.guest.arch, space, ports)
         if window_bytes is None or needed_bytes <= window_bytes:
             return False
-        is_possible = not space.has_maxphysaddr and space.cpu_mode in ("host-passthrough", "host-model")
+        is_possible = not space.has_maxphysaddr and space.cpu_mode == "host-model"
         is_added = is_possible and self.config.maxphysaddr is Extra.AUTO
         cure = "set maxphysaddr to auto" if is_possible else "give the guest more physical address bits"
+        outcome = "maxphysaddr is added" if is_added else f"some or all of them will have no address; {cure}"
         self._find(
             Severity.INFO,
             "mmio-window",
             "",
             f"the devices' 64-bit BARs need {needed_bytes >> 30} GiB, firmware has about {window_bytes >> 30} GiB; "
-            f"this is an MMIO window question, not NUMA: {'maxphysaddr is added' if is_added else cure}",
+            f"this is an MMIO window question, not NUMA: {outcome}",
         )
         return is_added
 

@@ -66,6 +66,7 @@ def vm(
     arch: str = "x86_64",
     machine: str = "q35",
     is_efi: bool = False,
+    cpu_mode: str = "host-passthrough",
     rest: str = "",
 ) -> bytes:
     """A domain, indented as KubeVirt does.
@@ -78,12 +79,14 @@ def vm(
     lines = ['<domain type="kvm" xmlns:qemu="http://libvirt.org/schemas/domain/qemu/1.0">', "\t<name>default_vm</name>"]
     lines += ['\t<memory unit="b">17179869184</memory>', "\t<os>"]
     lines += [f'\t\t<type arch="{arch}" machine="{machine}">hvm</type>']
-    lines += ['\t\t<loader readonly="yes" type="pflash">/usr/share/OVMF/OVMF_CODE.fd</loader>'] if is_efi else []
-    lines += ["\t</os>", "\t<devices>"]
+    if is_efi:
+        lines += ['\t\t<loader readonly="yes" secure="no" type="pflash">/usr/share/OVMF/OVMF_CODE_4M.fd</loader>']
+        lines += ['\t\t<nvram template="/usr/share/OVMF/OVMF_VARS_4M.fd">/tmp/default_vm</nvram>']
+    lines += ["\t</os>", *(["\t<features><acpi/></features>"] if is_efi else []), "\t<devices>"]
     lines += ["\t\t" + '<controller type="usb" index="0" model="none"/>']  # KubeVirt always writes one
     lines += [f"\t\t{device}" for device in devices]
     lines += ["\t</devices>", f"\t<vcpu>{sum(len(parse_cpu_list(cpus)) for cpus in cells.values()) or 1}</vcpu>"]
-    lines += ['\t<cpu mode="host-passthrough">', "\t\t<numa>"]
+    lines += [f'\t<cpu mode="{cpu_mode}">', "\t\t<numa>"]
     lines += [f'\t\t\t<cell id="{cell}" cpus="{cpus}" memory="8388608" unit="KiB"/>' for cell, cpus in cells.items()]
     lines += ["\t\t</numa>", "\t</cpu>", "\t<cputune>"]
     lines += [f'\t\t<vcpupin vcpu="{vcpu}" cpuset="{cpus}"/>' for vcpu, cpus in (pins or {}).items()]

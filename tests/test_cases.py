@@ -48,6 +48,12 @@ def expanders(right: int, left: int) -> list[str]:
 
 
 GPU_A, GPU_B = hostdev(A, "a"), hostdev(B, "b")
+LARGE_BARS = host(
+    {
+        path: {"numa_node": n, "resource": "0x0000008000000000 0x000000ffffffffff 0x000000000014220c"}
+        for n, path in enumerate((A_PATH, B_PATH))
+    }
+)
 IO_BAR = "0x0000000000003000 0x000000000000307f 0x0000000000040101"
 FIFTEEN = [f"pci0000:40/0000:40:{n:02x}.0/0000:{n + 0x41:02x}:00.0" for n in range(15)]
 WITH_IO = FIFTEEN[:10]
@@ -404,13 +410,20 @@ CASES: dict[str, Case] = {
     ),
     "large-bars": Case(
         "two BARs of 512 GiB do not fit below 40 bits: the host's address bits are added",
+        vm([GPU_A, GPU_B], cpu_mode="host-model"),
+        LARGE_BARS,
+        {"maxphysaddr": "auto"},
+    ),
+    "large-bars-of-a-vf": Case(
+        "the BAR of 512 GiB is a virtual function's, and the guest sees it all the same",
+        vm([hostdev(A, "vf", prefix="ua-sriov-")], cpu_mode="custom"),
+        LARGE_BARS,
+        {"maxphysaddr": "auto"},
+    ),
+    "large-bars-host-passthrough": Case(
+        "such a CPU has the host's address bits already, and nobody knows how many",
         vm([GPU_A, GPU_B]),
-        host(
-            {
-                path: {"numa_node": n, "resource": "0x0000008000000000 0x000000ffffffffff 0x000000000014220c"}
-                for n, path in enumerate((A_PATH, B_PATH))
-            }
-        ),
+        LARGE_BARS,
         {"maxphysaddr": "auto"},
     ),
     "io-bar-efi": Case(

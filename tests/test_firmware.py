@@ -8,6 +8,7 @@ from hook.guest import AddressSpace
 from hook.host import PciFunction, PciRegion
 
 GIB = 1 << 30
+MIB = 1 << 20
 
 
 def function(*sizes: int) -> PciFunction:
@@ -15,11 +16,18 @@ def function(*sizes: int) -> PciFunction:
     return PciFunction(address=PciAddress(0, 1, 0, 0), root="", above=(), bridges=(), regions=regions)
 
 
-def space(*, is_efi: bool, emulated_bits: int | None = None, has_maxphysaddr: bool = False) -> AddressSpace:
+def space(
+    *,
+    is_efi: bool,
+    emulated_bits: int | None = None,
+    has_maxphysaddr: bool = False,
+    memory: int = 16 * GIB,
+    cpu_mode: str = "host-model",
+) -> AddressSpace:
     return AddressSpace(
-        memory_bytes=16 * GIB,
+        memory_bytes=memory,
         is_efi=is_efi,
-        cpu_mode="host-model",
+        cpu_mode=cpu_mode,
         has_maxphysaddr=has_maxphysaddr or emulated_bits is not None,
         emulated_bits=emulated_bits,
     )
@@ -47,17 +55,41 @@ def test_only_64_bit_prefetchable_bars_count() -> None:
     assert firmware.needed_bytes([device]) == 0
 
 
+def region(size: int, *, is_io: bool = False) -> PciRegion:
+    return PciRegion(size_bytes=size, is_io=is_io, is_64bit_prefetchable=False)
+
+
+@pytest.mark.parametrize(
+    ("regions", "needed"),
+    [
+        pytest.param((), 0, id="nothing"),
+        pytest.param((region(16 * MIB),), 16 * MIB, id="one BAR"),
+        pytest.param((region(16 << 10),), MIB, id="a window has at least 1 MiB"),
+        pytest.param((region(16 * MIB), region(16 << 10)), 32 * MIB, id="a small one beside it costs an alignment"),
+        pytest.param((region(128, is_io=True),), 0, id="I/O is elsewhere"),
+        pytest.param((PciRegion(64 * GIB, False, True),), 0, id="so are 64-bit BARs"),
+    ],
+)
+def test_the_room_that_is_needed_below_4_gib(regions: tuple[PciRegion, ...], needed: int) -> None:
+    device = PciFunction(address=PciAddress(0, 1, 0, 0), root="", above=(), bridges=(), regions=regions)
+
+    assert firmware.needed_32bit_bytes([device]) == needed
+
+
 @pytest.mark.parametrize(
     ("arch", "given", "window"),
     [
-        pytest.param("x86_64", space(is_efi=True), 256 * GIB, id="OVMF, default 40 bits"),
-        pytest.param("x86_64", space(is_efi=True, emulated_bits=42), 512 * GIB, id="OVMF, 42 bits"),
-        pytest.param("x86_64", space(is_efi=True, emulated_bits=46), 8192 * GIB, id="OVMF, 46 bits"),
-        pytest.param("x86_64", space(is_efi=False), 1008 * GIB, id="SeaBIOS: all but the memory"),
-        pytest.param("x86_64", space(is_efi=False, emulated_bits=34), 0, id="SeaBIOS: memory takes all"),
+        pytest.param("x86_64", space(is_efi=True), 120 * GIB, id="OVMF, default 40 bits"),
+        pytest.param("x86_64", space(is_efi=True, emulated_bits=42), 480 * GIB, id="OVMF, 42 bits"),
+        pytest.param("x86_64", space(is_efi=True, emulated_bits=46), 7680 * GIB, id="OVMF, 46 bits"),
+        pytest.param("x86_64", space(is_efi=False), 504 * GIB, id="SeaBIOS, default 40 bits"),
+        pytest.param("x86_64", space(is_efi=False, memory=800 * GIB), 216 * GIB, id="SeaBIOS: memory takes much"),
+        pytest.param("x86_64", space(is_efi=False, emulated_bits=32), 0, id="memory takes all"),
+        pytest.param("x86_64", space(is_efi=True, emulated_bits=1), 0, id="bits that no CPU has"),
         pytest.param("x86_64", space(is_efi=True, has_maxphysaddr=True), None, id="the host's bits are not known"),
+        pytest.param("x86_64", space(is_efi=True, cpu_mode="host-passthrough"), None, id="QEMU takes the host's bits"),
         pytest.param("aarch64", space(is_efi=True), None, id="another architecture"),
     ],
 )
 def test_the_room_that_firmware_makes(arch: str, given: AddressSpace, window: int | None) -> None:
-    assert firmware.window_bytes(arch, given) == window
+    assert firmware.window_bytes(arch, given, 16) == window

@@ -170,7 +170,7 @@ def for_libvirt(xml: bytes) -> bytes:
         cpu.attrib.clear()
         cpu.set("mode", "maximum")
         for child in cpu:
-            if child.tag not in ("topology", "numa"):
+            if child.tag not in ("topology", "numa", "maxphysaddr"):
                 cpu.remove(child)
     _remove(domain, "features/kvm", "features/pvspinlock")
     # The nodes, CPUs and pages of a host that is not this one: conversion looks for them here.
