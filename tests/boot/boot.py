@@ -82,7 +82,7 @@ class Boot:
 _NIC = StandIn(driver="virtio-net-pci", bars=(1, 4), options={"romfile": ""})
 _NIC_WITH_IO = StandIn(driver="e1000e", bars=(0, 1, 2, 3), options={"romfile": ""})
 _OTHER_WITH_IO = StandIn(driver="pci-testdev", bars=(0, 1, 2), options={"membar": 16 << 20})
-_NETWORK_CLASS = 0x02
+_OTHER_32BIT = StandIn(driver="bochs-display", bars=(0, 2), options={"romfile": ""})  # 16 MiB below 4 GiB
 _SMALL_BAR_BYTES = 16 << 20
 
 
@@ -91,17 +91,29 @@ def gpu(bar_bytes: int = _SMALL_BAR_BYTES) -> StandIn:
     return StandIn(driver="ivshmem-plain", bars=(0, 2), options={}, memory_bytes=bar_bytes)
 
 
-def stand_in(function: PciFunction | None) -> StandIn:
-    """One of the same kind: network or other, with an I/O BAR or without."""
-    has_io = function is not None and any(region.is_io for region in function.regions)
-    if function is not None and function.class_code is not None and function.class_code >> 16 == _NETWORK_CLASS:
+def stand_in(function: PciFunction | None, *, is_true_size: bool = False) -> StandIn:
+    """One of the same kind: network or other, with an I/O BAR or without.
+
+    is_true_size: with a 64-bit BAR as large as the largest of the function, or a 32-bit one where it has no other.
+    """
+    regions = function.regions if function is not None else ()
+    has_io = any(region.is_io for region in regions)
+    if function is not None and function.is_network:
         return _NIC_WITH_IO if has_io else _NIC
-    return _OTHER_WITH_IO if has_io else gpu()
+    if has_io:
+        return _OTHER_WITH_IO
+    if not is_true_size:
+        return gpu()
+    largest = max((region.size_bytes for region in regions if region.is_64bit_prefetchable), default=None)
+    return gpu(largest) if largest is not None else _OTHER_32BIT
 
 
-def stand_ins(outcome: Outcome) -> dict[str, StandIn]:
+def stand_ins(outcome: Outcome, *, is_true_size: bool = False) -> dict[str, StandIn]:
     """A stand-in for each passed-through device, by what libvirt calls its source."""
-    return {str(d.hostdev.source): stand_in(d.function(outcome.host)) for d in outcome.plan.devices}
+    return {
+        str(d.hostdev.source): stand_in(d.function(outcome.host), is_true_size=is_true_size)
+        for d in outcome.plan.devices
+    }
 
 
 def why_not(generation: Generation) -> str | None:

@@ -1,37 +1,16 @@
 """Guests that boot a hook's answer show what was planned: addresses, parents, nodes, BARs, distances, matrices."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-
 import pytest
 
 from hook.config import Config, Extra, Layout
 from hook.define import Outcome, define_domain
-from tests.boot.boot import BootError, Firmware, boot, stand_ins, why_not
+from tests.boot.boot import BootError, Firmware, boot, stand_ins
+from tests.boot.conftest import Ask
 from tests.boot.report import differences, parse
 from tests.machines import NAMES, machine, plan_on
 from tests.scenario import NAMES as SCENARIOS
 from tests.scenario import Scenario
 from tests.system.oracle import GENERATIONS, Generation, Oracle
-
-Ask = Callable[[Generation], Oracle]
-
-
-@pytest.fixture(scope="session")
-def ask() -> Iterator[Ask]:
-    """The libvirt of a generation, started when it is first asked for."""
-    with ExitStack() as stack:
-        started: dict[Generation, Oracle] = {}
-
-        def oracle(generation: Generation) -> Oracle:
-            reason = why_not(generation)
-            if reason is not None:
-                pytest.skip(reason)
-            if generation not in started:
-                started[generation] = stack.enter_context(Oracle(generation))
-            return started[generation]
-
-        yield oracle
 
 
 def on_machine(name: str, layout: Layout, firmware: Firmware) -> Outcome:
