@@ -33,7 +33,7 @@ CELL_MIB = 256
 SMALLEST_GUEST_MIB = 512
 _INIT = Path(__file__).with_name("init.c")
 _KERNEL = "vmlinuz"
-_KERNEL_COMMAND = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off no_timer_check tsc=reliable"
+KERNEL_COMMAND = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off no_timer_check tsc=reliable"
 _END = b"@end"
 _TAIL_LINES = 15
 _POWER_OFF_SECONDS = 2.0
@@ -146,6 +146,12 @@ def _initrd() -> str:
     return initrd.name
 
 
+def kernel_and_initrd() -> dict[str, Path]:
+    """The files that a guest starts from, by the name that they have in the folder of a boot."""
+    shared = cache_folder() / "boot"
+    return {_KERNEL: shared / _KERNEL, "initrd": shared / _initrd()}
+
+
 def small(xml: bytes, firmware: Firmware | None = None) -> bytes:
     """One vCPU and little memory to a cell; nothing that has to do with PCI changes.
 
@@ -236,7 +242,7 @@ def command_line(
         # SeaBIOS says there what it does; OVMF of Debian says nothing.
         *("-chardev", f"file,id=firmware,path={folder}/firmware.log"),
         *("-device", "isa-debugcon,iobase=0x402,chardev=firmware"),
-        *("-kernel", str(folder / _KERNEL), "-initrd", str(folder / "initrd"), "-append", _KERNEL_COMMAND),
+        *("-kernel", str(folder / _KERNEL), "-initrd", str(folder / "initrd"), "-append", KERNEL_COMMAND),
         *extra,
     ]
 
@@ -296,8 +302,8 @@ def _folder(generation: Generation, variables: bool) -> Iterator[Path]:
     shared = cache_folder() / "boot"
     with tempfile.TemporaryDirectory(prefix="run-", dir=shared) as name:
         folder = Path(name)
-        os.link(shared / _KERNEL, folder / _KERNEL)
-        os.link(shared / _initrd(), folder / "initrd")
+        for file, source in kernel_and_initrd().items():
+            os.link(source, folder / file)
         if variables:
             root = tree(generation) or Path("/")
             shutil.copy(root / _FIRMWARE_FOLDER.relative_to("/") / _VARIABLES, folder)
@@ -356,7 +362,7 @@ def _run(command: Sequence[str], folder: Path, seconds: float) -> Boot:
     text = _read(console)
     if _END not in text:
         what = f"QEMU was killed after {took:.0f} s" if took >= seconds else f"QEMU ended with {status}"
-        tails = [f"{name}:\n{_tail(folder / name)}" for name in ("qemu.log", "firmware.log", "console.log")]
+        tails = [f"{name}:\n{tail(folder / name)}" for name in ("qemu.log", "firmware.log", "console.log")]
         raise BootError("\n".join([f"the guest did not report: {what}", *tails]))
     return Boot(console=text.decode(errors="replace").replace("\r", ""), seconds=took, peak_bytes=peak_bytes)
 
@@ -368,7 +374,8 @@ def _read(file: Path) -> bytes:
         return b""
 
 
-def _tail(file: Path) -> str:
+def tail(file: Path) -> str:
+    """The last lines of a log, indented."""
     lines = _read(file).decode(errors="replace").splitlines()[-_TAIL_LINES:]
     return "\n".join(f"    {line[:200]}" for line in lines)
 

@@ -1,4 +1,5 @@
 /* PID 1 of a test guest: prints what its sysfs says about PCI and NUMA, then powers off; must not need anything else.
+ * With pnh.hotplug=N on the kernel's command line it waits for N more PCI functions and prints everything again.
  *
  *   @begin
  *   @dir devices/pci0000:80/0000:80:00.0/0000:81:00.0
@@ -83,6 +84,33 @@ static void print_troubles(void) {
     }
 }
 
+static int count_functions(void) {
+    int count = 0;
+    DIR *folder = opendir("/sys/bus/pci/devices");
+    for (struct dirent *entry; folder != NULL && (entry = readdir(folder)) != NULL;)
+        count += is_visible(entry);
+    if (folder != NULL)
+        closedir(folder);
+    return count;
+}
+
+static void report(void) {
+    printf("\n@begin\n");
+    print_folders("bus/pci/devices", "", pci_attributes);
+    print_folders("devices/system/node", "node", node_attributes);
+    print_troubles();
+    printf("@end\n");
+    fflush(stdout);
+}
+
+/* The number behind a word of the kernel's command line; 0 without it. */
+static int asked(const char *word) {
+    char line[4096] = "";
+    FILE *file = fopen("/proc/cmdline", "r");
+    char *found = file != NULL && fgets(line, sizeof line, file) != NULL ? strstr(line, word) : NULL;
+    return found != NULL ? atoi(found + strlen(word)) : 0;
+}
+
 int main(void) {
     mkdir("/proc", 0755);
     mkdir("/sys", 0755);
@@ -96,12 +124,16 @@ int main(void) {
     static char buffer[1 << 16];
     setvbuf(stdout, buffer, _IOFBF, sizeof buffer);
     klogctl(LOG_CONSOLE_OFF, NULL, 0);
-    printf("\n@begin\n");
-    print_folders("bus/pci/devices", "", pci_attributes);
-    print_folders("devices/system/node", "node", node_attributes);
-    print_troubles();
-    printf("@end\n");
-    fflush(stdout);
+    int more = asked("pnh.hotplug=");
+    int before = count_functions();
+    report();
+    if (more > 0) {
+        /* Whoever plugs them in also kills this guest when they do not come. */
+        while (count_functions() < before + more)
+            usleep(100 * 1000);
+        sleep(1); /* BARs and driver come a little later */
+        report();
+    }
     sync();
     reboot(RB_POWER_OFF);
     for (;;)

@@ -30,9 +30,9 @@ class Report:
     troubles: tuple[str, ...]  # lines of the kernel's log
 
 
-def parse(console: str) -> Report:
-    """Parse what init.c prints."""
-    text = console.partition("@begin\n")[2].partition("@end")[0]
+def parse(console: str, report: int = 0) -> Report:
+    """Parse what init.c prints; report: which one, from 0."""
+    text = console.split("@begin\n")[1 + report].partition("@end")[0]
     files: dict[str, bytes] = {}
     links: dict[str, str] = {}
     folder = ""

@@ -1,4 +1,4 @@
-"""Ask a real libvirt of Debian 12 or 13 about domain XML; must not start a guest, nor outlive it.
+"""Ask a real libvirt of Debian 12 or 13 about domain XML, and have it run a guest; must not outlive it.
 
     with Oracle("debian13") as oracle:
         inactive = oracle.define(for_libvirt(xml))
@@ -19,7 +19,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -120,6 +120,20 @@ def _debian12_missing() -> str | None:
     return None
 
 
+class Guest:
+    """A running guest."""
+
+    def __init__(self, ask: Callable[[dict[str, Any]], str]) -> None:
+        self._ask = ask
+
+    def attach(self, device: str) -> None:
+        """Hot-plug a device, and nowhere but in this guest."""
+        self._ask({"op": "attach", "xml": device})
+
+    def live_xml(self) -> bytes:
+        return self._ask({"op": "live"}).encode()
+
+
 class Oracle:
     """One libvirt process; not for several threads at a time."""
 
@@ -166,6 +180,24 @@ class Oracle:
         words = shlex.split(self._ask({"op": "argv", "xml": xml.decode()}))
         program = next(i for i, word in enumerate(words) if "=" not in word)
         return words[program:]
+
+    @contextmanager
+    def running(self, xml: bytes) -> Iterator["Guest"]:
+        """A guest that libvirt started, until the end of the block."""
+        pid = int(self._ask({"op": "start", "xml": xml.decode()}))
+        try:
+            yield Guest(self._ask)
+        finally:
+            if self._child is not None:
+                self._ask({"op": "stop"})
+            else:  # killed, because it did not answer
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    @property
+    def shared(self) -> tuple[Path, Path]:
+        """A folder that libvirt and its guest see too: its name here, and theirs."""
+        return self._root, self._root if tree(self.generation) is None else _INSIDE_ROOT
 
     def _start(self) -> None:
         files = tree(self.generation)

@@ -1,4 +1,4 @@
-"""Answer questions about domain XML with a real libvirt, a JSON line each; must not start a guest.
+"""Answer questions about domain XML with a real libvirt, a JSON line each; must not start a guest but on request.
 
 Run by the system's own Python (3.11 or newer), because python3-libvirt exists for that one only:
 
@@ -7,8 +7,9 @@ Run by the system's own Python (3.11 or newer), because python3-libvirt exists f
 libvirt's QEMU driver is loaded into this process (qemu:///embed), so there is no daemon, and
 everything that it writes stays below ROOT.  One process per ROOT: libvirt itself refuses a second.
 
-A request is {"op": "version"}, {"op": "define", "xml": …, "validate": bool} or
-{"op": "argv", "xml": …}; a reply {"ok": true, "out": …} or {"ok": false, "error": libvirt's text}.
+A request is {"op": "version"}, {"op": "define", "xml": …, "validate": bool} or {"op": "argv", "xml": …};
+for the one guest that may run, {"op": "start", "xml": …} (out: QEMU's pid), {"op": "attach", "xml": a device}, {"op": "live"} and
+{"op": "stop"}. A reply is {"ok": true, "out": …} or {"ok": false, "error": libvirt's text}.
 """
 
 import json
@@ -56,6 +57,8 @@ class Libvirt:
         # The QEMU driver needs an event loop even if no domain is ever started.
         libvirt.virEventRegisterDefaultImpl()
         threading.Thread(target=self._loop, daemon=True).start()
+        self.root = root
+        self.guest: Any = None
         self.connection = libvirt.open(f"qemu:///embed?root={root}")
 
     @staticmethod
@@ -81,19 +84,45 @@ class Libvirt:
     def argv(self, request: dict[str, Any]) -> str:
         return str(self.connection.domainXMLToNative("qemu-argv", with_vfio(request["xml"]), 0))
 
+    def start(self, request: dict[str, Any]) -> str:
+        self.guest = self.connection.createXML(request["xml"])
+        return Path(self.root, "run", "qemu", f"{self.guest.name()}.pid").read_text().strip()
+
+    def attach(self, request: dict[str, Any]) -> str:
+        self.guest.attachDeviceFlags(request["xml"], libvirt.VIR_DOMAIN_AFFECT_LIVE)
+        return ""
+
+    def live(self, _request: dict[str, Any]) -> str:
+        return str(self.guest.XMLDesc())
+
+    def stop(self, _request: dict[str, Any]) -> str:
+        if self.guest is not None and self.guest.isActive():
+            self.guest.destroy()
+        self.guest = None
+        return ""
+
 
 def main() -> None:
     oracle = Libvirt(Path(sys.argv[1]))
-    operations = {"version": oracle.version, "define": oracle.define, "argv": oracle.argv}
-    for line in sys.stdin:
-        request: dict[str, Any] = json.loads(line)
-        try:
-            reply = {"ok": True, "out": operations[request["op"]](request)}
-        except libvirt.libvirtError as error:
-            reply = {"ok": False, "error": str(error)}
-        except ET.ParseError as error:
-            reply = {"ok": False, "error": f"not well-formed: {error}"}
-        print(json.dumps(reply), flush=True)
+    operations = {
+        operation.__name__: operation
+        for operation in (
+            oracle.version, oracle.define, oracle.argv, oracle.start, oracle.attach, oracle.live, oracle.stop
+        )
+    }  # fmt: skip
+    try:
+        for line in sys.stdin:
+            request: dict[str, Any] = json.loads(line)
+            try:
+                reply = {"ok": True, "out": operations[request["op"]](request)}
+            except libvirt.libvirtError as error:
+                reply = {"ok": False, "error": str(error)}
+            except ET.ParseError as error:
+                reply = {"ok": False, "error": f"not well-formed: {error}"}
+            print(json.dumps(reply), flush=True)
+    finally:
+        # An embedded driver cannot end a guest by itself (VIR_DOMAIN_START_AUTODESTROY is refused).
+        oracle.stop({})
 
 
 if __name__ == "__main__":
