@@ -50,6 +50,11 @@ class PciAddress:
         domain, bus, slot, function = (int(part, 16) for part in match.groups())
         return cls(domain, bus, slot, function)
 
+    @property
+    def card(self) -> tuple[int, int, int]:
+        """Domain, bus and slot, which the functions of one card have in common."""
+        return self.domain, self.bus, self.slot
+
     def __str__(self) -> str:
         return f"{self.domain:04x}:{self.bus:02x}:{self.slot:02x}.{self.function}"
 

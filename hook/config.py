@@ -34,8 +34,8 @@ class Unaligned(StrEnum):
     LEAVE = "leave"
 
 
-class IoBar(StrEnum):
-    """What happens to a device with an I/O BAR in a VM with EFI firmware."""
+class RiskyBars(StrEnum):
+    """What happens to a device whose BARs firmware or guest kernel may lose behind an expander."""
 
     LEAVE = "leave"
     PLACE = "place"
@@ -71,7 +71,7 @@ class Config:
     exclude: frozenset[str] = frozenset()  # device NAMEs or host addresses
     layout: Layout = Layout.NODE
     unaligned: Unaligned = Unaligned.NEAREST
-    io_bar: IoBar = IoBar.LEAVE
+    risky_bars: RiskyBars = RiskyBars.LEAVE
     policy: Policy = Policy.BEST_EFFORT
     mode: Mode = Mode.APPLY
     distances: Extra = Extra.OFF
@@ -143,7 +143,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _option(Layout, "layout", "how much of the host's PCIe tree the guest gets"),
     _option(Unaligned, "unaligned", "a device whose host node has no guest cell goes to the nearest cell, or is left"),
-    _option(IoBar, "io-bar", "a device with an I/O BAR under EFI firmware is left, or placed: OVMF of 2022 loses BARs"),
+    _option(RiskyBars, "risky-bars", "a device whose BARs may get lost behind an expander is left, or placed anyway"),
     _option(Policy, "policy", "best-effort starts the VM with findings, strict refuses it"),
     _option(Mode, "mode", "observe computes and logs but returns the input, off does nothing"),
     _option(Extra, "distances", "auto writes the host's NUMA distances between cells where the domain has none"),

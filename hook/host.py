@@ -62,6 +62,7 @@ class PciFunction:
     local_cpus: CpuSet | None = None  # local_cpulist
     physical_function: PciAddress | None = None  # physfn, the target's name
     regions: tuple[PciRegion, ...] = ()  # resource, the six BARs
+    rom_bytes: int = 0  # resource, the expansion ROM behind them
 
     @property
     def is_gpu(self) -> bool:

@@ -68,7 +68,7 @@ def _cards(members: Iterable[Placed]) -> dict[Slot, Placed]:
     cards: dict[tuple[int, ...], list[Placed]] = {}
     for device in members:
         address = device.function.address
-        card: tuple[int, ...] = (address.domain, address.bus, address.slot)
+        card: tuple[int, ...] = address.card
         if not device.is_whole or device.function.is_virtual_function:
             card = (*card, address.function, device.key)
         cards.setdefault(card, []).append(device)

@@ -12,11 +12,11 @@ from enum import StrEnum
 
 from hook import firmware
 from hook.address import MAX_BUS, PciAddress
-from hook.config import Config, Devices, Extra, IoBar, Layout, Mode, Unaligned
+from hook.config import Config, Devices, Extra, Layout, Mode, RiskyBars, Unaligned
 from hook.errors import Finding, Severity
 from hook.guest import Controller, GuestAddress, GuestDomain, Hostdev, Kind, Model
 from hook.host import SELF_DISTANCE, HostTopology, NodeSource, PciFunction
-from hook.layout import Placed, shape
+from hook.layout import ExpanderShape, Placed, Switch, shape
 from hook.locality import top_switch
 from hook.numbering import Expander, Numbered, Place, Room, Shortage, number, own_alias
 from hook.slots import KUBEVIRT_LAST_PORT_INDEX, KUBEVIRT_PORTS, first_index, forecast
@@ -302,31 +302,51 @@ class _Planner:
             return self._left(
                 device, "unknown-node", f"the host does not say on which NUMA node {function.address} is (numa_node -1)"
             )
-        io_bar = self._io_bar(hostdev, function)
-        if io_bar is not None:
-            return self._left(device, "io-bar", io_bar)
+        left = self._left_for_its_bars(device, function)
+        if left is not None:
+            return left
         if device.host_node_from not in (NodeSource.NUMA_NODE, NodeSource.OVERRIDE):
             self._find(
                 Severity.INFO, "inferred-node", hostdev.name, f"host node {device.host_node} by {device.host_node_from}"
             )
         return self._placed(device, function, device.host_node)
 
-    def _io_bar(self, hostdev: Hostdev, function: PciFunction) -> str | None:
-        """Why its I/O BAR keeps a device from an expander, or None: OVMF may leave others there without BARs."""
-        is_safe = not self.guest.address_space.is_efi or hostdev.kind is Kind.MDEV
-        if is_safe or not function.has_io_bar:
+    def _left_for_its_bars(self, device: DevicePlan, function: PciFunction) -> DevicePlan | None:
+        """Leave a device that may lose BARs behind an expander; None: it may not, as an mdev, whose BARs are others."""
+        is_wanted = self.config.risky_bars is RiskyBars.PLACE
+        if device.hostdev.kind is Kind.MDEV:
             return None
-        if self.config.io_bar is IoBar.LEAVE:
-            return (
-                "it has an I/O BAR, for which OVMF of 2022 takes the BARs from every device behind an expander; "
-                "with a newer OVMF set io-bar to place"
-            )
-        placed = sum(device.function.has_io_bar for device in self.placed)
-        if placed >= firmware.OVMF_IO_DEVICES:
-            return (
-                f"it has an I/O BAR, and OVMF has room for those of {firmware.OVMF_IO_DEVICES} devices behind expanders"
-            )
+        if self.guest.arch == "aarch64":
+            if not is_wanted and firmware.is_tight(self._sharing_a_port(device.hostdev, function)):
+                return self._left(
+                    device,
+                    "tight-window",
+                    "its BARs or ROM have several sizes, and Linux on aarch64 then finds too little room behind an "
+                    "expander; with a guest kernel that keeps the firmware's layout set risky-bars to place",
+                )
+        elif self.guest.address_space.is_efi and function.has_io_bar:
+            if not is_wanted:
+                return self._left(
+                    device,
+                    "io-bar",
+                    "it has an I/O BAR, for which OVMF of 2022 takes the BARs from every device behind an expander; "
+                    "with a newer OVMF set risky-bars to place",
+                )
+            if sum(placed.function.has_io_bar for placed in self.placed) >= firmware.OVMF_IO_DEVICES:
+                return self._left(
+                    device,
+                    "io-bar",
+                    f"it has an I/O BAR, and OVMF has room for those of {firmware.OVMF_IO_DEVICES} devices "
+                    "behind expanders",
+                )
         return None
+
+    def _sharing_a_port(self, hostdev: Hostdev, function: PciFunction) -> list[PciFunction]:
+        """The functions of its card that the VM has, itself included, as the layouts put them together."""
+        if hostdev.is_virtual_function or function.is_virtual_function:
+            return [function]
+        sources = [h.source for h in self.guest.hostdevs if isinstance(h.source, PciAddress)]
+        return [self.host.functions[a] for a in sources if a in self.host.functions and a.card == function.address.card]
 
     def _placed(self, device: DevicePlan, function: PciFunction, node: int) -> DevicePlan:
         cell = self.cells.cell_of_node.get(node)
@@ -427,7 +447,16 @@ class _Planner:
         if self.placed:
             room, bridge = self._room()
             for layout in _FALLBACK[_FALLBACK.index(self.config.layout) :]:
-                numbered = number(shape(layout, self.host, self.placed), room)
+                shapes = shape(layout, self.host, self.placed)
+                if self._is_switch_risky(shapes):
+                    self._find(
+                        Severity.WARNING,
+                        "no-switch",
+                        "",
+                        f"layout {layout} is not used: Linux on aarch64 finds too little room behind a switch",
+                    )
+                    continue
+                numbered = number(shapes, room)
                 if not isinstance(numbered, Shortage):
                     break
                 self._find(Severity.WARNING, "no-room", "", f"layout {layout} does not fit: {numbered}")
@@ -461,6 +490,14 @@ class _Planner:
             is_maxphysaddr_added=is_maxphysaddr_added,
         )
         return replace(plan, is_changed=self._differs(plan))
+
+    def _is_switch_risky(self, shapes: Sequence[ExpanderShape]) -> bool:
+        """True where a switch, with ports for BARs of several sizes below it, may leave them without room."""
+        return (
+            self.guest.arch == "aarch64"
+            and self.config.risky_bars is RiskyBars.LEAVE
+            and any(isinstance(child, Switch) for shape in shapes for child in shape.children)
+        )
 
     def _find_lost_rdma(self, layout: Layout) -> None:
         """Say what a layout without switches costs: below one host switch NCCL lets GPU and NIC talk directly."""

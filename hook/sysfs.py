@@ -202,19 +202,24 @@ class _Reader:
             self.problems.append(f"cannot read {path}: {error}")
             return None
 
-    def regions(self, path: str) -> tuple[PciRegion, ...]:
-        """The BARs: a line `start end flags` each; bridge windows and the ROM come after them."""
+    def regions(self, path: str) -> tuple[tuple[PciRegion, ...], int]:
+        """The BARs and the size of the ROM: a line `start end flags` each; bridge windows come after them."""
         regions = []
-        for line in (self.text(path) or "").splitlines()[:_BARS]:
+        rom_bytes = 0
+        for number, line in enumerate((self.text(path) or "").splitlines()[: _BARS + 1]):
             match = _RESOURCE.fullmatch(line)
             if match is None:
                 self.problems.append(f"cannot read {path}: {line[:60]!r} is not 'start end flags'")
-                return ()
+                return (), 0
             start, end, flags = (int(word, 16) for word in match.groups())
-            if flags & (_IORESOURCE_IO | _IORESOURCE_MEM) and end > start:
+            if not flags & (_IORESOURCE_IO | _IORESOURCE_MEM) or end <= start:
+                continue
+            if number == _BARS:
+                rom_bytes = end - start + 1
+            else:
                 wanted = _IORESOURCE_MEM | _IORESOURCE_PREFETCH | _IORESOURCE_MEM_64
                 regions.append(PciRegion(end - start + 1, bool(flags & _IORESOURCE_IO), flags & wanted == wanted))
-        return tuple(regions)
+        return tuple(regions), rom_bytes
 
     def function(self, address: PciAddress) -> None:
         """Read a function and everything above it, each once; an unknown address is left out."""
@@ -230,6 +235,7 @@ class _Reader:
         node = self.number(f"{path}/numa_node", 10)
         physfn = self.tree.resolve(f"{path}/physfn")
         physical = _addresses(physfn.split("/")[-1:]) if physfn else ()
+        regions, rom_bytes = self.regions(f"{path}/resource")
         self.functions[address] = PciFunction(
             address=address,
             root="/".join(parts[: root_depth + 1]),
@@ -243,7 +249,8 @@ class _Reader:
             numa_node=node if node is not None and node >= 0 else None,
             local_cpus=self.cpus(f"{path}/local_cpulist"),
             physical_function=physical[0] if physical else None,
-            regions=self.regions(f"{path}/resource"),
+            regions=regions,
+            rom_bytes=rom_bytes,
         )
         for other in (*above, *physical):
             self.function(other)

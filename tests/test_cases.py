@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,26 @@ LARGE_BARS = host(
 IO_BAR = "0x0000000000003000 0x000000000000307f 0x0000000000040101"
 FIFTEEN = [f"pci0000:40/0000:40:{n:02x}.0/0000:{n + 0x41:02x}:00.0" for n in range(15)]
 WITH_IO = FIFTEEN[:10]
+AARCH64: dict[str, Any] = {"arch": "aarch64", "machine": "virt", "is_efi": True}
+_BAR = {size: f"{size:#018x} {2 * size - 1:#018x} 0x000000000014220c" for size in (1 << 20, 1 << 24, 1 << 25, 1 << 36)}
+_NO_BAR = f"{0:#018x} {0:#018x} {0:#018x}"
+_SMALL_BAR = "0x0000000010000000 0x0000000010ffffff 0x0000000000040200"
+_ROM = "0x0000000020000000 0x000000002007ffff 0x0000000000046200"
+
+
+def _with_bars(node: int, *lines: str) -> dict[str, object]:
+    return {"numa_node": node, "resource": "\\n".join(lines)}
+
+
+TIGHT = host(
+    {
+        A_PATH: _with_bars(0, _BAR[1 << 24], _BAR[1 << 36], _NO_BAR, _BAR[1 << 25]),
+        B_PATH: _with_bars(1, _SMALL_BAR, *[_NO_BAR] * 5, _ROM),
+        "pci0000:40/0000:40:02.0/0000:42:00.0": _with_bars(0, _BAR[1 << 25], *[_NO_BAR] * 5, _ROM),
+        "pci0000:40/0000:40:03.0/0000:43:00.0": _with_bars(0, _BAR[1 << 25]),
+        "pci0000:40/0000:40:03.0/0000:43:00.1": _with_bars(0, _BAR[1 << 20]),
+    }
+)
 MANY = {f"pci0000:40/0000:40:{n // 8:02x}.{n % 8}/0000:{n + 0x41:02x}:00.0": 0 for n in range(33)}
 
 
@@ -440,7 +461,7 @@ CASES: dict[str, Case] = {
         "ten devices have I/O BARs and the user knows that OVMF is new: there is room for nine",
         vm([hostdev(path.rpartition("/")[2]) for path in WITH_IO], is_efi=True),
         host({path: {"numa_node": 0, "resource": IO_BAR} for path in WITH_IO}),
-        vmi=annotated(io_bar="place"),
+        vmi=annotated(risky_bars="place"),
     ),
     "io-space": Case(
         "fifteen devices have I/O BARs, one more than SeaBIOS can bear; the last is excluded and counts all the same",
@@ -457,6 +478,32 @@ CASES: dict[str, Case] = {
                 for n, path in enumerate((A_PATH, B_PATH))
             }
         ),
+    ),
+    "tight-window-aarch64": Case(
+        "a GPU with BARs of several sizes, one with a ROM beside its BAR, a NIC with one BAR, a card whose two "
+        "functions differ: Linux on aarch64 has room for the NIC alone",
+        vm([GPU_A, GPU_B, *(hostdev(a) for a in ("0000:42:00.0", "0000:43:00.0", "0000:43:00.1"))], **AARCH64),
+        TIGHT,
+    ),
+    "tight-window-place": Case(
+        "the same devices, and the user knows that the guest's kernel keeps the firmware's layout",
+        vm([GPU_A, GPU_B, *(hostdev(a) for a in ("0000:42:00.0", "0000:43:00.0", "0000:43:00.1"))], **AARCH64),
+        TIGHT,
+        {"risky-bars": "place"},
+    ),
+    "switch-aarch64": Case(
+        "two NICs share a switch, behind which Linux on aarch64 may find too little room",
+        vm([hostdev("0000:43:00.0"), hostdev("0000:44:00.0")], **AARCH64),
+        host(
+            {
+                f"pci0000:40/0000:40:01.0/0000:41:00.0/0000:42:0{n}.0/0000:4{3 + n}:00.0": {
+                    "numa_node": 0,
+                    "class": "0x020000",
+                }
+                for n in (0, 1)
+            }
+        ),
+        {"layout": "switch"},
     ),
     "gpudirect-lost": Case(
         "a GPU and a NIC share a host switch; layout node makes them PHB, and says so",

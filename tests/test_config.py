@@ -10,10 +10,10 @@ from hook.config import (
     Config,
     Devices,
     Extra,
-    IoBar,
     Layout,
     Mode,
     Policy,
+    RiskyBars,
     Unaligned,
     default_text,
     from_flags,
@@ -21,7 +21,7 @@ from hook.config import (
 )
 from hook.errors import ConfigError, Finding, Severity
 
-KNOWN = "devices, exclude, layout, unaligned, io-bar, policy, mode, distances, maxphysaddr, numa-node.NAME"
+KNOWN = "devices, exclude, layout, unaligned, risky-bars, policy, mode, distances, maxphysaddr, numa-node.NAME"
 
 
 def test_no_flags_are_the_defaults() -> None:
@@ -38,7 +38,7 @@ def test_the_defaults_are_shown_as_a_user_would_write_them() -> None:
         "exclude": "",
         "layout": "node",
         "unaligned": "nearest",
-        "io-bar": "leave",
+        "risky-bars": "leave",
         "policy": "best-effort",
         "mode": "apply",
         "distances": "off",
@@ -53,7 +53,7 @@ def test_every_flag_is_read() -> None:
         "exclude": ["a,b", " c , ,0000:3b:00.0"],
         "layout": "switch",
         "unaligned": "leave",
-        "io-bar": "place",
+        "risky-bars": "place",
         "policy": "strict",
         "mode": "observe",
         "distances": "auto",
@@ -66,7 +66,7 @@ def test_every_flag_is_read() -> None:
         exclude=frozenset({"a", "b", "c", "0000:3b:00.0"}),
         layout=Layout.SWITCH,
         unaligned=Unaligned.LEAVE,
-        io_bar=IoBar.PLACE,
+        risky_bars=RiskyBars.PLACE,
         policy=Policy.STRICT,
         mode=Mode.OBSERVE,
         distances=Extra.AUTO,

@@ -1,5 +1,7 @@
 """Room that BARs need against room that firmware makes, by the rules that hook/firmware.py states."""
 
+from dataclasses import replace
+
 import pytest
 
 from hook import firmware
@@ -93,3 +95,35 @@ def test_the_room_that_is_needed_below_4_gib(regions: tuple[PciRegion, ...], nee
 )
 def test_the_room_that_firmware_makes(arch: str, given: AddressSpace, window: int | None) -> None:
     assert firmware.window_bytes(arch, given, 16) == window
+
+
+@pytest.mark.parametrize(
+    ("functions", "tight"),
+    [
+        pytest.param([()], False, id="no BAR"),
+        pytest.param([(32 * MIB,)], False, id="one BAR"),
+        pytest.param([(32 * MIB, 32 * MIB)], False, id="equal BARs"),
+        pytest.param([(32 * MIB, 16 * MIB)], False, id="half as large: half of the largest fits"),
+        pytest.param([(32 * MIB, 1 * MIB)], True, id="much smaller: rounded to half of the largest"),
+        pytest.param([(64 * GIB, 32 * MIB, 16 * MIB)], True, id="A100"),
+        pytest.param([(16 << 10, 4 << 10)], False, id="all below 1 MiB"),
+        pytest.param([(32 * MIB,), (1 * MIB,)], True, id="functions of one card"),
+    ],
+)
+def test_windows_that_linux_on_aarch64_makes_larger(functions: list[tuple[int, ...]], tight: bool) -> None:
+    assert firmware.is_tight([function(*sizes) for sizes in functions]) is tight
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rom", "tight"),
+    [
+        pytest.param((16 * MIB,), 0, False, id="one BAR"),
+        pytest.param((16 * MIB,), 512 << 10, True, id="a ROM beside it"),
+        pytest.param((16 << 10,), 512 << 10, False, id="both in one MiB"),
+        pytest.param((), 1 * MIB, False, id="a ROM alone, for which nobody waits"),
+    ],
+)
+def test_roms_take_room_below_4_gib(sizes: tuple[int, ...], rom: int, tight: bool) -> None:
+    device = replace(function(), regions=tuple(region(size) for size in sizes), rom_bytes=rom)
+
+    assert firmware.is_tight([device]) is tight

@@ -100,6 +100,7 @@ def test_every_attribute_is_read() -> None:
                     PciRegion(1 << 40, False, True),
                     PciRegion(0x80, True, False),
                 ),
+                rom_bytes=1 << 20,
             ),
             PORT: PciFunction(address=PORT, root="devices/pci0000:40", above=(), bridges=(), class_code=0x060400),
         },

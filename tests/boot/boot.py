@@ -33,13 +33,11 @@ CELL_MIB = 256
 SMALLEST_GUEST_MIB = 512
 _INIT = Path(__file__).with_name("init.c")
 _KERNEL = "vmlinuz"
-KERNEL_COMMAND = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off no_timer_check tsc=reliable"
+_KERNEL_COMMAND = "quiet panic=-1 nokaslr mitigations=off no_timer_check tsc=reliable"
 _END = b"@end"
 _TAIL_LINES = 15
 _POWER_OFF_SECONDS = 2.0
 
-_FIRMWARE_FOLDER = Path("/usr/share/OVMF")
-_CODE, _VARIABLES = "OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"
 # Where the folder of the boots appears inside a tree. $0 is the tree, then come the folder and the
 # command; the mounts end with the process.
 _INSIDE = Path("/mnt/boot")
@@ -76,6 +74,77 @@ class Boot:
     console: str
     seconds: float
     peak_bytes: int  # QEMU's resident memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guest:
+    """What is booted, by files on one file system with cache_folder()."""
+
+    kernel: Path
+    initrd: Path
+    command: str  # of the kernel
+    mib: int  # memory that it needs at least
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """What differs between the machines that a guest can have."""
+
+    kernel: str  # in the cache folder, install.sh fetches it
+    compiler: str  # of init.c
+    console: str
+    firmware: Path  # folder of both files
+    code: str
+    variables: str
+    cpu: tuple[str, ...]  # instead of libvirt's
+    serial: tuple[str, ...]  # a console for a domain that has none
+    debug_console: tuple[str, ...]  # where firmware says what it does; {} is the folder
+
+
+_ARCHITECTURES = {
+    "x86_64": Architecture(
+        kernel="vmlinuz",
+        compiler="gcc",
+        console="ttyS0",
+        firmware=Path("/usr/share/OVMF"),
+        code="OVMF_CODE_4M.fd",
+        variables="OVMF_VARS_4M.fd",
+        cpu=(),
+        serial=("-device", "isa-serial,chardev=charserial0"),
+        # SeaBIOS says there what it does; OVMF of Debian says nothing.
+        debug_console=(
+            "-chardev", "file,id=firmware,path={}/firmware.log", "-device", "isa-debugcon,iobase=0x402,chardev=firmware"
+        ),
+    ),
+    "aarch64": Architecture(
+        kernel="vmlinuz-arm64",
+        compiler="aarch64-linux-gnu-gcc",
+        console="ttyAMA0",
+        firmware=Path("/usr/share/AAVMF"),
+        code="AAVMF_CODE.fd",
+        variables="AAVMF_VARS.fd",
+        cpu=("-cpu", "cortex-a57"),  # the maximum that libvirt asks for is many times slower to emulate
+        serial=("-serial", "chardev:charserial0"),
+        debug_console=(),
+    ),
+}  # fmt: skip
+
+
+def architecture(xml: bytes) -> Architecture:
+    """That of a domain."""
+    kind = etree.fromstring(xml).find("os/type")
+    assert kind is not None
+    return _ARCHITECTURES[kind.get("arch", "")]
+
+
+def probe(machine: Architecture) -> Guest:
+    """init.c, which says what sysfs shows."""
+    return Guest(
+        kernel=cache_folder() / "boot" / machine.kernel,
+        initrd=_initrd(machine.compiler),
+        command=f"console={machine.console} {_KERNEL_COMMAND}",
+        mib=SMALLEST_GUEST_MIB,
+    )
 
 
 # Without a ROM, firmware has no more to do than it has for a device in vfio that has none.
@@ -118,57 +187,55 @@ def stand_ins(outcome: Outcome, *, is_true_size: bool = False) -> dict[str, Stan
 
 def why_not(generation: Generation) -> str | None:
     """Why nothing can be booted here; None if it can."""
-    if not (cache_folder() / "boot" / _KERNEL).is_file():
-        return "no kernel to boot; run install.sh boot"
-    missing = [program for program in ("gcc", "cpio") if shutil.which(program) is None]
+    for machine in _ARCHITECTURES.values():
+        if not (cache_folder() / "boot" / machine.kernel).is_file():
+            return f"no {machine.kernel} to boot; run install.sh all"
+    programs = [*(machine.compiler for machine in _ARCHITECTURES.values()), "cpio"]
+    missing = [program for program in programs if shutil.which(program) is None]
     if missing:
-        return f"no {', '.join(missing)}; run install.sh boot"
+        return f"no {', '.join(missing)}; run install.sh all"
     return available(generation)
 
 
 @functools.cache
-def _initrd() -> str:
-    """Build it once for each text of init.c; the name of the file."""
+def _initrd(compiler: str) -> Path:
+    """Build it once for each text of init.c."""
     digest = hashlib.sha256(_INIT.read_bytes()).hexdigest()[:16]
     folder = cache_folder() / "boot"
-    initrd = folder / f"initrd-{digest}"
+    initrd = folder / f"initrd-{compiler}-{digest}"
     if not initrd.exists():
         with tempfile.TemporaryDirectory(dir=folder) as work:
             init = Path(work, "init")
             subprocess.run(
-                ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-s", "-o", str(init), str(_INIT)], check=True
+                [compiler, "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-s", "-o", str(init), str(_INIT)],
+                check=True,
             )
             packed = subprocess.run(
                 ["cpio", "--create", "--format=newc", "--quiet"], cwd=work, input=b"init\n", stdout=-1, check=True
             )
             Path(work, "initrd").write_bytes(packed.stdout)
             Path(work, "initrd").rename(initrd)
-    return initrd.name
+    return initrd
 
 
-def kernel_and_initrd() -> dict[str, Path]:
-    """The files that a guest starts from, by the name that they have in the folder of a boot."""
-    shared = cache_folder() / "boot"
-    return {_KERNEL: shared / _KERNEL, "initrd": shared / _initrd()}
-
-
-def small(xml: bytes, firmware: Firmware | None = None) -> bytes:
+def small(xml: bytes, firmware: Firmware | None = None, mib: int = SMALLEST_GUEST_MIB) -> bytes:
     """One vCPU and little memory to a cell; nothing that has to do with PCI changes.
 
-    firmware: None keeps the domain's own.
+    firmware: None keeps the domain's own. mib: memory of the guest at least.
     """
+    machine = architecture(xml)
     domain = etree.fromstring(xml)
     cells = domain.findall("cpu/numa/cell")
     for number, cell in enumerate(cells):
         cell.set("cpus", str(number))
-        cell.set("memory", str(max(CELL_MIB, SMALLEST_GUEST_MIB // len(cells))))
+        cell.set("memory", str(max(CELL_MIB, mib // len(cells))))
         cell.set("unit", "MiB")
     for tag in ("memory", "currentMemory", "maxMemory", "memoryBacking", "vcpu", "vcpus"):
         for element in domain.findall(tag):
             domain.remove(element)
     for topology in domain.findall("cpu/topology"):
         topology.getparent().remove(topology)  # type: ignore[union-attr]
-    total = max(CELL_MIB * len(cells), SMALLEST_GUEST_MIB)
+    total = max(CELL_MIB * len(cells), mib)
     etree.SubElement(domain, "memory", unit="MiB").text = str(total)
     etree.SubElement(domain, "vcpu").text = str(len(cells) or 1)
     features = domain.find("features")
@@ -183,8 +250,8 @@ def small(xml: bytes, firmware: Firmware | None = None) -> bytes:
             for element in system.findall(tag):
                 system.remove(element)
     if firmware == "ovmf":
-        etree.SubElement(system, "loader", readonly="yes", type="pflash").text = str(_FIRMWARE_FOLDER / _CODE)
-        etree.SubElement(system, "nvram", template=str(_FIRMWARE_FOLDER / _VARIABLES)).text = "/nvram.fd"
+        etree.SubElement(system, "loader", readonly="yes", type="pflash").text = str(machine.firmware / machine.code)
+        etree.SubElement(system, "nvram", template=str(machine.firmware / machine.variables)).text = "/nvram.fd"
     return etree.tostring(domain)
 
 
@@ -205,7 +272,13 @@ _DROPPED = frozenset(
 
 
 def command_line(
-    argv: Sequence[str], devices: Mapping[str, StandIn], folder: Path, *, extra: Sequence[str] = ()
+    argv: Sequence[str],
+    devices: Mapping[str, StandIn],
+    folder: Path,
+    *,
+    machine: Architecture,
+    guest: Guest,
+    extra: Sequence[str] = (),
 ) -> list[str]:
     """QEMU's command line for a boot in this folder, which has the kernel, the initrd and the variable store.
 
@@ -224,7 +297,9 @@ def command_line(
                     has_serial |= name == "charserial0"
                     kept = _serial(folder) if name == "charserial0" else f"null,id={name}"
                 case "-blockdev":
-                    kept = json.dumps(_block(json.loads(value), folder))
+                    kept = json.dumps(_block(json.loads(value), folder, machine))
+                case "-cpu" if machine.cpu:
+                    continue
                 case "-object" if value.startswith("{"):
                     kept = json.dumps({k: v for k, v in json.loads(value).items() if k != "prealloc"})
                 case "-device" if value.startswith("{"):
@@ -233,16 +308,15 @@ def command_line(
                     continue
         line += [option] if kept is None else [option, kept]
     if not has_serial:
-        line += ["-chardev", _serial(folder), "-device", "isa-serial,chardev=charserial0"]
+        line += ["-chardev", _serial(folder), *machine.serial]
     return [
         *line,
         *("-display", "none", "-no-reboot"),
         # Several threads hang or abort now and then in QEMU 10 (seen with eight vCPUs on two cores).
         *("-accel", "tcg,thread=single,tb-size=128"),
-        # SeaBIOS says there what it does; OVMF of Debian says nothing.
-        *("-chardev", f"file,id=firmware,path={folder}/firmware.log"),
-        *("-device", "isa-debugcon,iobase=0x402,chardev=firmware"),
-        *("-kernel", str(folder / _KERNEL), "-initrd", str(folder / "initrd"), "-append", KERNEL_COMMAND),
+        *machine.cpu,
+        *(word.format(folder) for word in machine.debug_console),
+        *("-kernel", str(folder / _KERNEL), "-initrd", str(folder / "initrd"), "-append", guest.command),
         *extra,
     ]
 
@@ -265,14 +339,14 @@ def _serial(folder: Path) -> str:
     return f"file,id=charserial0,path={folder}/console.log"
 
 
-def _block(block: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _block(block: dict[str, Any], folder: Path, machine: Architecture) -> dict[str, Any]:
     name = block["node-name"]
     if "filename" not in block:
         return block
     if name == "libvirt-pflash0-storage":
-        return {**block, "filename": str(_FIRMWARE_FOLDER / _CODE)}
+        return {**block, "filename": str(machine.firmware / machine.code)}
     if name == "libvirt-pflash1-storage":
-        return {**block, "filename": str(folder / _VARIABLES)}
+        return {**block, "filename": str(folder / machine.variables)}
     return {"driver": "null-co", "node-name": name, "size": 1 << 20, "read-zeroes": True}
 
 
@@ -297,16 +371,16 @@ def _device(device: dict[str, Any], devices: Mapping[str, StandIn]) -> Iterator[
 
 
 @contextmanager
-def _folder(generation: Generation, variables: bool) -> Iterator[Path]:
+def _folder(generation: Generation, guest: Guest, variables: Path | None) -> Iterator[Path]:
     """A folder of this boot alone, below the one that a tree can see."""
     shared = cache_folder() / "boot"
     with tempfile.TemporaryDirectory(prefix="run-", dir=shared) as name:
         folder = Path(name)
-        for file, source in kernel_and_initrd().items():
-            os.link(source, folder / file)
-        if variables:
+        os.link(guest.kernel, folder / _KERNEL)
+        os.link(guest.initrd, folder / "initrd")
+        if variables is not None:
             root = tree(generation) or Path("/")
-            shutil.copy(root / _FIRMWARE_FOLDER.relative_to("/") / _VARIABLES, folder)
+            shutil.copy(root / variables.relative_to("/"), folder)
         yield folder
 
 
@@ -317,18 +391,24 @@ def boot(
     *,
     firmware: Firmware | None = None,
     seconds: float = 120.0,
+    guest: Guest | None = None,
     extra: Sequence[str] = (),
 ) -> Boot:
     """Boot this XML until the guest has said everything.
 
+    guest: None is the probe.
+
     Raises:
         BootError: it did not within these seconds. QEMU is killed then.
     """
-    argv = oracle.argv(small(for_libvirt(xml), firmware))
+    machine = architecture(xml)
+    guest = guest or probe(machine)
+    argv = oracle.argv(small(for_libvirt(xml), firmware, guest.mib))
     files = tree(oracle.generation)
-    with _folder(oracle.generation, any("pflash1" in word for word in argv)) as folder:
+    has_flash = any("pflash1" in word for word in argv)
+    with _folder(oracle.generation, guest, machine.firmware / machine.variables if has_flash else None) as folder:
         inside = folder if files is None else _INSIDE / folder.name
-        command = command_line(argv, devices, inside, extra=extra)
+        command = command_line(argv, devices, inside, machine=machine, guest=guest, extra=extra)
         if files is not None:
             command = [
                 *("unshare", "-m", "--propagation", "private", "bash", "-c", _ENTER),

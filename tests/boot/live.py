@@ -15,9 +15,9 @@ from pathlib import Path
 from lxml import etree
 
 from hook.define import Outcome
-from tests.boot.boot import KERNEL_COMMAND, BootError, StandIn, kernel_and_initrd, small, tail
+from tests.boot.boot import BootError, StandIn, architecture, probe, small, tail
 from tests.system.kubevirt import for_libvirt
-from tests.system.oracle import Guest, Oracle
+from tests.system.oracle import Oracle, RunningGuest
 
 _DOUBLE = StandIn(driver="virtio-scsi-pci", bars=(1, 4), options={})
 _FIRST_SCSI_INDEX = 50  # above those of the domain
@@ -30,7 +30,7 @@ MORE_IMAGE = "more.img"  # for a disk to be plugged in
 class Running:
     """A guest that libvirt runs, with the folder that it shares with this process."""
 
-    guest: Guest
+    guest: RunningGuest
     folder: Path
     inside: Path  # the same folder, as libvirt and QEMU see it
 
@@ -60,10 +60,11 @@ def running(oracle: Oracle, xml: bytes, *, more: int) -> Iterator[Running]:
     folder, inside = (path / "guest" for path in oracle.shared)
     folder.mkdir()
     try:
-        for name, source in kernel_and_initrd().items():
-            os.link(source, folder / name)
+        started = probe(architecture(xml))
+        os.link(started.kernel, folder / "vmlinuz")
+        os.link(started.initrd, folder / "initrd")
         (folder / "console.log").touch()
-        startable = _startable(small(for_libvirt(xml), "seabios"), inside, more)
+        startable = _startable(small(for_libvirt(xml), "seabios"), inside, f"{started.command} pnh.hotplug={more}")
         for disk in startable.iterfind("devices/disk/source"):
             _image(folder / Path(disk.get("file", "")).name)
         _image(folder / MORE_IMAGE)
@@ -77,7 +78,7 @@ def _image(file: Path) -> None:
     file.write_bytes(bytes(1 << 20))
 
 
-def _startable(xml: bytes, inside: Path, more: int) -> etree._Element:
+def _startable(xml: bytes, inside: Path, command: str) -> etree._Element:
     domain = etree.fromstring(xml)
     devices, system = domain.find("devices"), domain.find("os")
     assert devices is not None
@@ -85,7 +86,7 @@ def _startable(xml: bytes, inside: Path, more: int) -> etree._Element:
     for tag, text in (
         ("kernel", f"{inside}/vmlinuz"),
         ("initrd", f"{inside}/initrd"),
-        ("cmdline", f"{KERNEL_COMMAND} pnh.hotplug={more}"),
+        ("cmdline", command),
     ):
         etree.SubElement(system, tag).text = text
     etree.SubElement(etree.SubElement(devices, "serial", type="file"), "source", path=f"{inside}/console.log")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hook.config import Config, Extra, IoBar
+from hook.config import Config, Extra, RiskyBars
 from hook.define import Outcome, define_domain
 from hook.recording import parse_recording
 from tests.boot.boot import BootError, Firmware, boot, stand_ins
@@ -128,7 +128,7 @@ def test_maxphysaddr_auto_makes_room(ask: Ask, generation: Generation) -> None:
     assert differences_of(ask, generation, "ovmf", outcome, emulated) == []
 
 
-def test_a_device_with_an_io_bar_is_left_and_all_devices_keep_their_bars(ask: Ask) -> None:
+def test_a_device_with_an_risky_bars_is_left_and_all_devices_keep_their_bars(ask: Ask) -> None:
     outcome = plan([IO, *[large(1)] * 3], "ovmf", Config())
     assert findings(outcome) == [("io-bar", "0000:21:00.0")]
 
@@ -137,7 +137,9 @@ def test_a_device_with_an_io_bar_is_left_and_all_devices_keep_their_bars(ask: As
 
 @pytest.mark.boot
 @pytest.mark.parametrize("generation", GENERATIONS)
-def test_most_devices_with_io_bars_are_left_and_all_devices_keep_their_bars(ask: Ask, generation: Generation) -> None:
+def test_most_devices_with_risky_barss_are_left_and_all_devices_keep_their_bars(
+    ask: Ask, generation: Generation
+) -> None:
     outcome = plan([*[IO] * 12, *[large(1)] * 4], "ovmf", Config())
 
     assert [code for code, _ in findings(outcome)] == ["io-bar"] * 12
@@ -145,8 +147,8 @@ def test_most_devices_with_io_bars_are_left_and_all_devices_keep_their_bars(ask:
 
 
 @pytest.mark.boot
-def test_a_new_ovmf_takes_nine_devices_with_io_bars_and_the_tenth_is_left(ask: Ask) -> None:
-    outcome = plan([IO] * 10, "ovmf", Config(io_bar=IoBar.PLACE))
+def test_a_new_ovmf_takes_nine_devices_with_risky_barss_and_the_tenth_is_left(ask: Ask) -> None:
+    outcome = plan([IO] * 10, "ovmf", Config(risky_bars=RiskyBars.PLACE))
 
     assert findings(outcome) == [("io-bar", "0000:aa:00.0")]
     assert differences_of(ask, "debian13", "ovmf", outcome) == []
@@ -154,7 +156,7 @@ def test_a_new_ovmf_takes_nine_devices_with_io_bars_and_the_tenth_is_left(ask: A
 
 @pytest.mark.boot
 @pytest.mark.parametrize("generation", GENERATIONS)
-def test_seabios_takes_fourteen_devices_with_io_bars(ask: Ask, generation: Generation) -> None:
+def test_seabios_takes_fourteen_devices_with_risky_barss(ask: Ask, generation: Generation) -> None:
     outcome = plan([IO] * 14, "seabios", Config())
 
     assert findings(outcome) == []
@@ -178,3 +180,38 @@ def test_32_bit_bars_of_48_devices_have_room(ask: Ask, firmware: Firmware) -> No
 
     assert findings(outcome) == []
     assert differences_of(ask, "debian12", firmware, outcome) == []
+
+
+# One card: functions 0 and 1 behind one port. An emulated device has not several BARs of such sizes, several functions
+# have, and for the port's window it is the same.
+CARD = host(
+    {
+        f"pci0000:20/0000:20:01.0/0000:21:00.{function}": {"numa_node": 0, "class": "0x120000", "resource": large(gib)}
+        for function, gib in enumerate((4, 1))
+    }
+)
+
+
+def card(risky_bars: RiskyBars) -> Outcome:
+    hostdevs = [hostdev("0000:21:00.0"), hostdev("0000:21:00.1")]
+    xml = vm(hostdevs, arch="aarch64", machine="virt", is_efi=True)
+    outcome = define_domain(xml, None, lambda: parse_recording(CARD), Config(risky_bars=risky_bars))
+    assert outcome.error is None
+    return outcome
+
+
+@pytest.mark.boot
+def test_a_card_with_bars_of_several_sizes_is_left_on_aarch64_and_keeps_them(ask: Ask) -> None:
+    outcome = card(RiskyBars.LEAVE)
+
+    assert findings(outcome) == [("tight-window", "0000:21:00.0"), ("tight-window", "0000:21:00.1")]
+    assert differences_of(ask, "debian13", "ovmf", outcome) == []
+
+
+@pytest.mark.boot
+def test_placed_it_loses_them_as_the_finding_says(ask: Ask) -> None:
+    outcome = card(RiskyBars.PLACE)
+
+    assert findings(outcome) == []
+    wrong = differences_of(ask, "debian13", "ovmf", outcome)
+    assert wrong == [f"0000:ff:00.{function} has the BARs (0,), its stand-in has (0, 2)" for function in (0, 1)]

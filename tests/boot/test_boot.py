@@ -4,9 +4,11 @@ import pytest
 
 from hook.config import Config, Extra, Layout
 from hook.define import Outcome, define_domain
+from hook.recording import parse_recording
 from tests.boot.boot import BootError, Firmware, boot, stand_ins
 from tests.boot.conftest import Ask
 from tests.boot.report import differences, parse
+from tests.build import host, hostdev, vm
 from tests.machines import NAMES, machine, plan_on
 from tests.scenario import NAMES as SCENARIOS
 from tests.scenario import Scenario
@@ -79,14 +81,41 @@ def test_machines_with_ovmf(ask: Ask, name: str, generation: Generation) -> None
     check(ask(generation), on_machine(name, Layout.SWITCH, "ovmf"), "ovmf", 300.0)
 
 
-# The kernel here is for x86.
-NOT_BOOTED = ("arm64-two-node",)
+@pytest.mark.boot
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if name != "arm64-two-node"])  # is booted above
+def test_every_vm_of_kubevirt(ask: Ask, name: str) -> None:
+    check(ask("debian13"), of_scenario(name, Layout.NODE), None, 300.0)
+
+
+def eight_and_eight() -> tuple[list[str], str]:
+    """Eight GPUs and eight NICs, a pair below each switch, four switches to a node: the hostdevs, and the host."""
+    found = {}
+    for switch in range(8):
+        node, root, bus = switch // 4, (0x20, 0xA0)[switch // 4], (0x21, 0xA1)[switch // 4] + 4 * (switch % 4)
+        above = f"pci0000:{root:02x}/0000:{root:02x}:{switch % 4 + 1:02x}.0/0000:{bus:02x}:00.0"
+        for side, kind in enumerate(("0x030200", "0x020000")):
+            path = f"{above}/0000:{bus + 1:02x}:{side:02x}.0/0000:{bus + 2 + side:02x}:00.0"
+            found[path] = {"numa_node": node, "class": kind}
+    return [hostdev(path.rpartition("/")[2]) for path in found], host(found)
+
+
+# With the older AAVMF Linux finds flash where it expects memory, and then no NUMA at all, hook or not (docs/limits.md).
+ARM64_GENERATION: Generation = "debian13"
 
 
 @pytest.mark.boot
-@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in NOT_BOOTED])
-def test_every_vm_of_kubevirt(ask: Ask, name: str) -> None:
-    check(ask("debian13"), of_scenario(name, Layout.NODE), None, 300.0)
+@pytest.mark.parametrize("layout", Layout)
+def test_an_aarch64_vm_with_eight_pairs(ask: Ask, layout: Layout) -> None:
+    hostdevs, recording = eight_and_eight()
+    xml = vm(hostdevs, arch="aarch64", machine="virt", is_efi=True)
+    outcome = define_domain(xml, None, lambda: parse_recording(recording), Config(layout=layout))
+    assert outcome.error is None
+
+    check(ask(ARM64_GENERATION), outcome, "ovmf", 300.0)
+
+
+def test_an_aarch64_vm_of_kubevirt(ask: Ask) -> None:
+    check(ask(ARM64_GENERATION), of_scenario("arm64-two-node", Layout.SWITCH), None, 300.0)
 
 
 def test_a_guest_that_says_nothing_is_killed_and_its_last_lines_are_told(ask: Ask) -> None:

@@ -4,6 +4,7 @@
 #   install.sh debian12   the packages of this machine, where it is Debian 12
 #   install.sh debian13   a Debian 13 tree below the cache folder, which the tests enter by chroot
 #   install.sh boot       a Linux kernel for test guests, and what builds their init
+#   install.sh boot-arm64  the same for aarch64 guests
 #   install.sh all        all of these
 #   install.sh containers  what builds and runs the image: buildah, podman, runc
 #
@@ -20,6 +21,8 @@ DEBIAN12_PACKAGES=(
     mount # the tests enter the Debian 13 tree by mounts of their own; a small Debian has none
 )
 BOOT_PACKAGES=(gcc libc6-dev cpio)
+ARM64_PACKAGES=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross cpio)
+ARM64_KERNEL_PACKAGE=linux-image-cloud-arm64
 # A metapackage: it depends on the one kernel that is current. NUMA and PCIe are built in, so no
 # module is needed.
 KERNEL_PACKAGE=linux-image-cloud-amd64
@@ -171,6 +174,44 @@ boot() {
     say "boot: fetched $kernel"
 }
 
+# apt with a state of its own that knows arm64 alone: this machine's list of architectures stays as it is.
+apt_arm64() {
+    local folder=$1 program=$2
+    shift 2
+    mkdir -p "$folder/state/lists/partial" "$folder/cache/archives/partial"
+    touch "$folder/state/status"
+    "$program" -qq -o APT::Architecture=arm64 -o APT::Architectures::=arm64 -o APT::Sandbox::User=root \
+        -o Dir::State="$folder/state" -o Dir::State::status="$folder/state/status" -o Dir::Cache="$folder/cache" "$@"
+}
+
+boot_arm64() {
+    local kernel=$CACHE/boot/vmlinuz-arm64 folder package
+    if ! is_root; then
+        say "boot-arm64: not root, installing nothing; kernel: $(ls "$kernel" 2>/dev/null || echo missing)"
+        return
+    fi
+    install_packages "${ARM64_PACKAGES[@]}"
+    if [ -e "$kernel" ]; then
+        say "boot-arm64: the kernel is there: $kernel"
+        return
+    fi
+    mkdir -p "$CACHE/boot"
+    folder=$(mktemp -d "$CACHE/boot/kernel.XXXXXX")
+    apt_arm64 "$folder" apt-get update
+    package=$(apt_arm64 "$folder" apt-cache depends "$ARM64_KERNEL_PACKAGE" |
+        sed -n 's/.*Depends: \(linux-image-[^ ]*\)$/\1/p' | head -n 1)
+    if [ -z "$package" ]; then
+        say "boot-arm64: no package $ARM64_KERNEL_PACKAGE here; its boot tests are skipped"
+        rm -rf "$folder"
+        return
+    fi
+    say "boot-arm64: fetching the kernel of $package (28 MB)"
+    (cd "$folder" && apt_arm64 "$folder" apt-get download "$package" && dpkg -x ./*.deb .)
+    mv "$folder"/boot/vmlinuz-* "$kernel"
+    rm -rf "$folder"
+    say "boot-arm64: fetched $kernel"
+}
+
 containers() {
     if ! is_root; then
         say "containers: needs root"
@@ -183,14 +224,16 @@ case "${1:-}" in
     debian12) debian12 ;;
     debian13) debian13 ;;
     boot) boot ;;
+    boot-arm64) boot_arm64 ;;
     containers) containers ;;
     all)
         debian12
         debian13
         boot
+        boot_arm64
         ;;
     *)
-        say "usage: install.sh debian12 | debian13 | boot | containers | all" >&2
+        say "usage: install.sh debian12 | debian13 | boot | boot-arm64 | containers | all" >&2
         exit 2
         ;;
 esac

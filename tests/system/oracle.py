@@ -120,7 +120,7 @@ def _debian12_missing() -> str | None:
     return None
 
 
-class Guest:
+class RunningGuest:
     """A running guest."""
 
     def __init__(self, ask: Callable[[dict[str, Any]], str]) -> None:
@@ -182,11 +182,11 @@ class Oracle:
         return words[program:]
 
     @contextmanager
-    def running(self, xml: bytes) -> Iterator["Guest"]:
+    def running(self, xml: bytes) -> Iterator["RunningGuest"]:
         """A guest that libvirt started, until the end of the block."""
         pid = int(self._ask({"op": "start", "xml": xml.decode()}))
         try:
-            yield Guest(self._ask)
+            yield RunningGuest(self._ask)
         finally:
             if self._child is not None:
                 self._ask({"op": "stop"})
