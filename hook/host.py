@@ -9,6 +9,7 @@ from hook.address import CpuSet, PciAddress
 # PCI base classes (PCI Code and ID Assignment 1.15).
 _NETWORK_CLASS = 0x02
 _GPU_CLASSES = (0x03, 0x12)
+_COPROCESSOR_CLASS = 0x0B40
 
 SELF_DISTANCE = 10  # ACPI SLIT: the distance of a node to itself
 
@@ -62,6 +63,9 @@ class PciFunction:
     local_cpus: CpuSet | None = None  # local_cpulist
     physical_function: PciAddress | None = None  # physfn, the target's name
     regions: tuple[PciRegion, ...] = ()  # resource, the six BARs
+    max_speed_mts: int | None = None  # max_link_speed in MT/s: 2.5 GT/s is 2500
+    max_width: int | None = None  # max_link_width, lanes
+    iommu_group: int | None = None  # iommu_group, the target's name
 
     @property
     def is_gpu(self) -> bool:
@@ -72,6 +76,11 @@ class PciFunction:
     def is_network(self) -> bool:
         """True for network controllers."""
         return self.class_code is not None and self.class_code >> 16 == _NETWORK_CLASS
+
+    @property
+    def is_coprocessor(self) -> bool:
+        """True for co-processors that are neither display controllers nor processing accelerators."""
+        return self.class_code is not None and self.class_code >> 8 == _COPROCESSOR_CLASS
 
     @property
     def is_virtual_function(self) -> bool:
