@@ -13,6 +13,7 @@ from hook.config import (
     Layout,
     Mode,
     Policy,
+    TopologyFile,
     Unaligned,
     default_text,
     from_flags,
@@ -20,7 +21,7 @@ from hook.config import (
 )
 from hook.errors import ConfigError, Finding, Severity
 
-KNOWN = "devices, exclude, layout, unaligned, policy, mode, distances, maxphysaddr, numa-node.NAME"
+KNOWN = "devices, exclude, layout, unaligned, policy, mode, distances, maxphysaddr, topology-file, p2p-clique, numa-node.NAME"
 
 
 def test_no_flags_are_the_defaults() -> None:
@@ -41,6 +42,8 @@ def test_the_defaults_are_shown_as_a_user_would_write_them() -> None:
         "mode": "apply",
         "distances": "off",
         "maxphysaddr": "off",
+        "topology-file": "off",
+        "p2p-clique": "off",
         "numa-node": "",
     }
 
@@ -55,6 +58,8 @@ def test_every_flag_is_read() -> None:
         "mode": "observe",
         "distances": "auto",
         "maxphysaddr": "auto",
+        "topology-file": "nccl",
+        "p2p-clique": "auto",
         "numa-node": ["gpu0=1", "0000:3b:00.0=0", "gpu0=2"],
     }
 
@@ -67,6 +72,8 @@ def test_every_flag_is_read() -> None:
         mode=Mode.OBSERVE,
         distances=Extra.AUTO,
         maxphysaddr=Extra.AUTO,
+        topology_file=TopologyFile.NCCL,
+        p2p_clique=Extra.AUTO,
         numa_nodes={"gpu0": 2, "0000:3b:00.0": 0},
     )
 
