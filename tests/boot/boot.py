@@ -78,6 +78,22 @@ class Boot:
     peak_bytes: int  # QEMU's resident memory
 
 
+@dataclass(frozen=True, kw_only=True)
+class Guest:
+    """What is booted, by files on one file system with cache_folder()."""
+
+    kernel: Path
+    initrd: Path
+    command: str  # of the kernel
+    mib: int  # memory that it needs at least
+
+
+def probe() -> Guest:
+    """init.c, which says what sysfs shows."""
+    folder = cache_folder() / "boot"
+    return Guest(kernel=folder / _KERNEL, initrd=folder / _initrd(), command=_KERNEL_COMMAND, mib=SMALLEST_GUEST_MIB)
+
+
 # Without a ROM, firmware has no more to do than it has for a device in vfio that has none.
 _NIC = StandIn(driver="virtio-net-pci", bars=(1, 4), options={"romfile": ""})
 _NIC_WITH_IO = StandIn(driver="e1000e", bars=(0, 1, 2, 3), options={"romfile": ""})
@@ -134,23 +150,23 @@ def _initrd() -> str:
     return initrd.name
 
 
-def small(xml: bytes, firmware: Firmware | None = None) -> bytes:
+def small(xml: bytes, firmware: Firmware | None = None, mib: int = SMALLEST_GUEST_MIB) -> bytes:
     """One vCPU and little memory to a cell; nothing that has to do with PCI changes.
 
-    firmware: None keeps the domain's own.
+    firmware: None keeps the domain's own. mib: memory of the guest at least.
     """
     domain = etree.fromstring(xml)
     cells = domain.findall("cpu/numa/cell")
     for number, cell in enumerate(cells):
         cell.set("cpus", str(number))
-        cell.set("memory", str(max(CELL_MIB, SMALLEST_GUEST_MIB // len(cells))))
+        cell.set("memory", str(max(CELL_MIB, mib // len(cells))))
         cell.set("unit", "MiB")
     for tag in ("memory", "currentMemory", "maxMemory", "memoryBacking", "vcpu", "vcpus"):
         for element in domain.findall(tag):
             domain.remove(element)
     for topology in domain.findall("cpu/topology"):
         topology.getparent().remove(topology)  # type: ignore[union-attr]
-    total = max(CELL_MIB * len(cells), SMALLEST_GUEST_MIB)
+    total = max(CELL_MIB * len(cells), mib)
     etree.SubElement(domain, "memory", unit="MiB").text = str(total)
     etree.SubElement(domain, "vcpu").text = str(len(cells) or 1)
     features = domain.find("features")
@@ -187,7 +203,12 @@ _DROPPED = frozenset(
 
 
 def command_line(
-    argv: Sequence[str], devices: Mapping[str, StandIn], folder: Path, *, extra: Sequence[str] = ()
+    argv: Sequence[str],
+    devices: Mapping[str, StandIn],
+    folder: Path,
+    *,
+    command: str = _KERNEL_COMMAND,
+    extra: Sequence[str] = (),
 ) -> list[str]:
     """QEMU's command line for a boot in this folder, which has the kernel, the initrd and the variable store.
 
@@ -224,7 +245,7 @@ def command_line(
         # SeaBIOS says there what it does; OVMF of Debian says nothing.
         *("-chardev", f"file,id=firmware,path={folder}/firmware.log"),
         *("-device", "isa-debugcon,iobase=0x402,chardev=firmware"),
-        *("-kernel", str(folder / _KERNEL), "-initrd", str(folder / "initrd"), "-append", _KERNEL_COMMAND),
+        *("-kernel", str(folder / _KERNEL), "-initrd", str(folder / "initrd"), "-append", command),
         *extra,
     ]
 
@@ -279,13 +300,13 @@ def _device(device: dict[str, Any], devices: Mapping[str, StandIn]) -> Iterator[
 
 
 @contextmanager
-def _folder(generation: Generation, variables: bool) -> Iterator[Path]:
+def _folder(generation: Generation, guest: Guest, variables: bool) -> Iterator[Path]:
     """A folder of this boot alone, below the one that a tree can see."""
     shared = cache_folder() / "boot"
     with tempfile.TemporaryDirectory(prefix="run-", dir=shared) as name:
         folder = Path(name)
-        os.link(shared / _KERNEL, folder / _KERNEL)
-        os.link(shared / _initrd(), folder / "initrd")
+        os.link(guest.kernel, folder / _KERNEL)
+        os.link(guest.initrd, folder / "initrd")
         if variables:
             root = tree(generation) or Path("/")
             shutil.copy(root / _FIRMWARE_FOLDER.relative_to("/") / _VARIABLES, folder)
@@ -299,18 +320,22 @@ def boot(
     *,
     firmware: Firmware | None = None,
     seconds: float = 120.0,
+    guest: Guest | None = None,
     extra: Sequence[str] = (),
 ) -> Boot:
     """Boot this XML until the guest has said everything.
 
+    guest: None is the probe.
+
     Raises:
         BootError: it did not within these seconds. QEMU is killed then.
     """
-    argv = oracle.argv(small(for_libvirt(xml), firmware))
+    guest = guest or probe()
+    argv = oracle.argv(small(for_libvirt(xml), firmware, guest.mib))
     files = tree(oracle.generation)
-    with _folder(oracle.generation, any("pflash1" in word for word in argv)) as folder:
+    with _folder(oracle.generation, guest, any("pflash1" in word for word in argv)) as folder:
         inside = folder if files is None else _INSIDE / folder.name
-        command = command_line(argv, devices, inside, extra=extra)
+        command = command_line(argv, devices, inside, command=guest.command, extra=extra)
         if files is not None:
             command = [
                 *("unshare", "-m", "--propagation", "private", "bash", "-c", _ENTER),
