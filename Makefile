@@ -35,8 +35,9 @@ test: setup  ## install libvirt and QEMU of Debian 12 and 13 where possible, run
 	@tests/system/install.sh all
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term:skip-covered $(TESTS)
 
-test-boot: setup  ## boot every recorded machine in every layout, and with OVMF (6 minutes on two cores)
+test-boot: setup  ## boot every recorded machine in every layout, with OVMF, and a systemd guest (8 minutes on two cores)
 	@tests/system/install.sh all
+	@tests/system/install.sh systemd
 	$(BIN)/python -m pytest -m boot -n 2 tests/boot
 
 test-image: setup  ## build the image, run it under KubeVirt's limits (needs buildah, podman, runc)
@@ -50,7 +51,7 @@ check: setup  ## lint, types, layers
 	$(BIN)/lint-imports
 
 golden: setup  ## rewrite the goldens; read the diff before you commit it
-	REGENERATE=1 $(BIN)/python -m pytest -q tests/test_scenarios.py tests/test_cases.py tests/test_cli.py || true
+	REGENERATE=1 $(BIN)/python -m pytest -q tests/test_scenarios.py tests/test_cases.py tests/test_cli.py tests/test_nccl.py || true
 	git diff --stat -- tests/goldens
 
 bench: setup  ## time the planner, 8 to 128 devices, as ratios in one run

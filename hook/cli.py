@@ -15,6 +15,7 @@ from hook import __version__, domain
 from hook.config import OPTIONS, Config, default_text, from_flags
 from hook.define import Outcome, define_domain
 from hook.errors import ConfigError, HookError, StrictRefusal, VmiError
+from hook.nccl import guest_system, host_system
 from hook.recording import open_sysfs
 from hook.render import host_json, host_matrix, host_tree, plan_json, plan_matrices, plan_tree
 from hook.sysfs import all_functions, read_host
@@ -82,7 +83,9 @@ def apply(domain_path: str, vmi: str | None, sysfs: str, debug: bool, **flags: A
 
 @main.command()
 @_common
-@click.option("--format", "form", type=click.Choice(["tree", "matrix", "json"]), default="tree", show_default=True)
+@click.option(
+    "--format", "form", type=click.Choice(["tree", "matrix", "json", "nccl"]), default="tree", show_default=True
+)
 def plan(domain_path: str, vmi: str | None, sysfs: str, debug: bool, form: str, **flags: Any) -> None:
     """Print what the hook would do and why.
 
@@ -93,6 +96,8 @@ def plan(domain_path: str, vmi: str | None, sysfs: str, debug: bool, form: str, 
         click.echo(json.dumps(plan_json(outcome), indent=2))
     elif form == "matrix":
         click.echo(plan_matrices(outcome), nl=False)
+    elif form == "nccl":
+        click.echo(guest_system(outcome.plan, domain.parse(source).guest, outcome.host).text(), nl=False)
     else:
         _print(plan_tree(outcome, domain.parse(source).guest))
 
@@ -100,7 +105,9 @@ def plan(domain_path: str, vmi: str | None, sysfs: str, debug: bool, form: str, 
 @main.command()
 @click.option("--sysfs", default="/sys", show_default=True, metavar="PATH", help=_SYSFS_HELP)
 @click.option("--debug", is_flag=True, help="show tracebacks")
-@click.option("--format", "form", type=click.Choice(["tree", "matrix", "json"]), default="tree", show_default=True)
+@click.option(
+    "--format", "form", type=click.Choice(["tree", "matrix", "json", "nccl"]), default="tree", show_default=True
+)
 def host(sysfs: str, debug: bool, form: str) -> None:
     """Print a host's NUMA nodes and PCI functions.
 
@@ -115,6 +122,8 @@ def host(sysfs: str, debug: bool, form: str) -> None:
         click.echo(json.dumps(host_json(topology), indent=2))
     elif form == "matrix":
         click.echo(host_matrix(topology), nl=False)
+    elif form == "nccl":
+        click.echo(host_system(topology).text(), nl=False)
     else:
         _print(host_tree(topology, {}))
 

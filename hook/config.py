@@ -55,6 +55,13 @@ class Extra(StrEnum):
     AUTO = "auto"
 
 
+class TopologyFile(StrEnum):
+    """What a library in the guest is told that PCI cannot say."""
+
+    OFF = "off"
+    NCCL = "nccl"
+
+
 class Mode(StrEnum):
     """Whether the answer is used."""
 
@@ -76,6 +83,8 @@ class Config:
     mode: Mode = Mode.APPLY
     distances: Extra = Extra.OFF
     maxphysaddr: Extra = Extra.OFF
+    topology_file: TopologyFile = TopologyFile.OFF
+    p2p_clique: Extra = Extra.OFF
     numa_nodes: Mapping[str, int] = field(default_factory=dict)  # device NAME or host address -> host node
 
 
@@ -148,6 +157,10 @@ OPTIONS: tuple[Option, ...] = (
     _option(Mode, "mode", "observe computes and logs but returns the input, off does nothing"),
     _option(Extra, "distances", "auto writes the host's NUMA distances between cells where the domain has none"),
     _option(Extra, "maxphysaddr", "auto gives the guest the host's physical address bits when large BARs need them"),
+    _option(
+        TopologyFile, "topology-file", "nccl gives the guest the host's link speeds and switches as NCCL reads them"
+    ),
+    _option(Extra, "p2p-clique", "auto tells NVIDIA's driver which GPUs share a switch of the host"),
     Option(
         name=OVERRIDE,
         field="numa_nodes",

@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from hook import domain as domain_xml_format
 from hook import sysfs, vmi
 from hook.address import PciAddress
+from hook.clique import with_cliques
 from hook.config import Config, Mode, Policy, with_annotations
 from hook.domain import MAX_DOMAIN_XML_BYTES, ParsedDomain
 from hook.errors import Finding, HookError, Severity, StrictRefusal
 from hook.host import HostTopology
+from hook.nccl import with_topology_file
 from hook.plan import Action, DevicePlan, Plan, make_plan, unchanged
 from hook.sysfs import SysfsTree
 
@@ -39,7 +41,8 @@ class Outcome:
         else:
             verb = "changed" if self.plan.is_changed else "unchanged"
         buses = "".join(f"; cell {e.cell}: busNr {e.bus_nr}..{e.bus_nr + e.buses - 1}" for e in self.plan.expanders)
-        return f"domain {verb}, layout {self.plan.layout}: {counts or 'no devices'}{buses}"
+        file = "; topology file" if self.plan.fw_cfg else ""
+        return f"domain {verb}, layout {self.plan.layout}: {counts or 'no devices'}{buses}{file}"
 
     def device_lines(self) -> tuple[str, ...]:
         """One line for each device, with the reason."""
@@ -113,4 +116,6 @@ def _plan(
         pci_addressed=request.pci_addressed,
         is_on_root_complex=request.is_on_root_complex,
     )
+    plan = with_topology_file(plan, parsed.guest, host, config)
+    plan = with_cliques(plan, parsed.guest, host, config)
     return replace(plan, findings=(*findings, *plan.findings)), host

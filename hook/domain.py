@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lxml import etree
 
-from hook import slots
+from hook import clique, slots
 from hook.address import CpuSet, PciAddress, parse_cpu_list
 from hook.errors import DomainXmlError, DomainXmlTooLarge
 from hook.guest import (
@@ -18,6 +18,7 @@ from hook.guest import (
     Cell,
     Controller,
     Endpoint,
+    FwCfgLine,
     GuestAddress,
     GuestDomain,
     Hostdev,
@@ -35,6 +36,7 @@ _ENCODINGS = ("UTF-8", "UTF8", "US-ASCII", "ASCII")
 _ALIAS_PREFIX = re.compile(r"ua-(?:dra-)?(?:gpu|hostdevice|sriov)-")
 _SRIOV_ALIAS = "ua-sriov-"
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
 _INDENT = re.compile(r"\n[ \t]*")
 
 
@@ -110,6 +112,8 @@ def apply(domain: ParsedDomain, plan: Plan) -> bytes:
             _remove(element)
     _insert_controllers(devices, plan.controllers)
     _write_distances(domain.tree.getroot(), plan.distances)
+    _write_fw_cfg(domain.tree.getroot(), plan.fw_cfg)
+    _write_cliques(domain.tree.getroot(), plan.cliques)
     cpu = domain.tree.getroot().find("cpu")
     if plan.is_maxphysaddr_added and cpu is not None:
         _append(cpu, etree.Element("maxphysaddr", mode="passthrough"))
@@ -164,6 +168,15 @@ def _guest(root: etree._Element) -> GuestDomain:
         aliases=frozenset(aliases - own_aliases),
         is_grace=root.find("devices/iommu[@model='smmuv3']") is not None
         or root.find("devices/hostdev/acpi[@nodeset]") is not None,
+        cliques={
+            device.get("alias", ""): found.get("value", "")
+            for device in root.iterfind(f"{{{_QEMU}}}override/{{{_QEMU}}}device")
+            for found in device.iterfind(f"{{{_QEMU}}}frontend/{{{_QEMU}}}property[@name='{clique.PROPERTY}']")
+        },
+        has_raw_cliques=any(
+            clique.PROPERTY in argument.get("value", "")
+            for argument in root.iterfind(f"{{{_QEMU}}}commandline/{{{_QEMU}}}arg")
+        ),
     )
 
 
@@ -351,17 +364,63 @@ def _write_distances(root: etree._Element, distances: Mapping[int, Mapping[int, 
                 _append(element, etree.Element("sibling", id=str(sibling), value=str(value)))
 
 
+def _write_fw_cfg(root: etree._Element, lines: tuple[FwCfgLine, ...]) -> None:
+    """Write `<sysinfo type="fwcfg"><entry name="…">line</entry>…</sysinfo>`, in front of other `<sysinfo>`.
+
+    KubeVirt holds one `<sysinfo>` and reads all that it finds into it, so the type of the last one must be the one
+    that it had; lines of others in the same entry stay.
+    """
+    if not lines:
+        return
+    sysinfo = root.find("sysinfo[@type='fwcfg']")
+    if sysinfo is None:
+        sysinfo = etree.Element("sysinfo", type="fwcfg")
+        first = root.find("sysinfo")
+        _insert(root, len(root) if first is None else root.index(first), sysinfo)
+    for line in lines:
+        entry = next((e for e in sysinfo.iterfind("entry") if e.get("name") == line.entry), None)
+        if entry is None:
+            entry = etree.Element("entry", name=line.entry)
+            _append(sysinfo, entry)
+        others = [other for other in (entry.text or "").splitlines() if not other.startswith(line.start)]
+        entry.text = "\n".join([*others, line.text])
+
+
+def _write_cliques(root: etree._Element, cliques: Mapping[str, int]) -> None:
+    """Write `<qemu:override>` with a property for each alias; what else is overridden stays."""
+    if not cliques:
+        return
+    override = _qemu_child(root, "override")
+    for alias, number in cliques.items():
+        devices = (e for e in override.iterfind(f"{{{_QEMU}}}device") if e.get("alias") == alias)
+        device = next(devices, None)
+        if device is None:
+            device = etree.Element(f"{{{_QEMU}}}device", alias=alias)
+            _append(override, device)
+        frontend = _qemu_child(device, "frontend")
+        if frontend.find(f"{{{_QEMU}}}property[@name='{clique.PROPERTY}']") is None:
+            _append(
+                frontend,
+                etree.Element(f"{{{_QEMU}}}property", name=clique.PROPERTY, type="unsigned", value=str(number)),
+            )
+
+
+def _qemu_child(parent: etree._Element, name: str) -> etree._Element:
+    """The child of libvirt's namespace for QEMU, which is made when it is not there."""
+    child = parent.find(f"{{{_QEMU}}}{name}")
+    if child is None:
+        child = etree.Element(f"{{{_QEMU}}}{name}", nsmap={"qemu": _QEMU})
+        _append(parent, child)
+    return child
+
+
 def _insert_controllers(devices: etree._Element, controllers: tuple[Controller, ...]) -> None:
     """Put the hook's controllers behind the last controller of the domain."""
     others = [element for element in devices if element.tag == "controller"]
     position = devices.index(others[-1]) + 1 if others else len(devices)
     for controller in controllers:
         element = etree.Element("controller", type="pci", index=str(controller.index), model=controller.model)
-        if position == len(devices):
-            _append(devices, element)
-        else:
-            devices.insert(position, element)
-            element.tail = devices[position - 1].tail if position else devices.text
+        _insert(devices, position, element)
         position += 1
         _fill(element, controller)
 
@@ -384,6 +443,15 @@ def _fill(element: etree._Element, controller: Controller) -> None:
         _append(children[0], node)
     if controller.address is not None:
         _set_address(element, controller.address, is_multifunction=controller.is_multifunction)
+
+
+def _insert(parent: etree._Element, position: int, child: etree._Element) -> None:
+    """Insert a child on a line of its own, where the document has lines."""
+    if position == len(parent):
+        _append(parent, child)
+    else:
+        parent.insert(position, child)
+        child.tail = parent[position - 1].tail if position else parent.text
 
 
 def _append(parent: etree._Element, child: etree._Element) -> None:

@@ -5,7 +5,7 @@ never the bus number that the guest's kernel shows.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from hook.address import CpuSet, PciAddress
@@ -114,6 +114,15 @@ class AddressSpace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FwCfgLine:
+    """A line of a `<sysinfo type='fwcfg'>` entry, which the guest can read below /sys/firmware/qemu_fw_cfg."""
+
+    entry: str  # its name
+    start: str  # lines that start like this are the hook's; those of others stay
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GuestDomain:
     """The part of a domain that the plan depends on."""
 
@@ -128,3 +137,5 @@ class GuestDomain:
     aliases: frozenset[str]  # of everything but the hook's own controllers
     address_space: AddressSpace
     is_grace: bool  # KubeVirt's own Grace placement (VEP 199): <iommu model='smmuv3'> or <acpi nodeset>
+    cliques: Mapping[str, str] = field(default_factory=dict)  # x-nv-gpudirect-clique in qemu:override, by alias
+    has_raw_cliques: bool = False  # qemu:commandline speaks of x-nv-gpudirect-clique

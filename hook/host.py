@@ -9,6 +9,7 @@ from hook.address import CpuSet, PciAddress
 # PCI base classes (PCI Code and ID Assignment 1.15).
 _NETWORK_CLASS = 0x02
 _GPU_CLASSES = (0x03, 0x12)
+_COPROCESSOR_CLASS = 0x0B40
 
 SELF_DISTANCE = 10  # ACPI SLIT: the distance of a node to itself
 
@@ -63,6 +64,9 @@ class PciFunction:
     physical_function: PciAddress | None = None  # physfn, the target's name
     regions: tuple[PciRegion, ...] = ()  # resource, the six BARs
     rom_bytes: int = 0  # resource, the expansion ROM behind them
+    max_speed_mts: int | None = None  # max_link_speed in MT/s: 2.5 GT/s is 2500
+    max_width: int | None = None  # max_link_width, lanes
+    iommu_group: int | None = None  # iommu_group, the target's name
 
     @property
     def is_gpu(self) -> bool:
@@ -78,6 +82,11 @@ class PciFunction:
     def has_io_bar(self) -> bool:
         """True when a BAR is in I/O space."""
         return any(region.is_io for region in self.regions)
+
+    @property
+    def is_coprocessor(self) -> bool:
+        """True for co-processors that are neither display controllers nor processing accelerators."""
+        return self.class_code is not None and self.class_code >> 8 == _COPROCESSOR_CLASS
 
     @property
     def is_virtual_function(self) -> bool:

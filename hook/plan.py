@@ -14,12 +14,14 @@ from hook import firmware
 from hook.address import MAX_BUS, PciAddress
 from hook.config import Config, Devices, Extra, Layout, Mode, RiskyBars, Unaligned
 from hook.errors import Finding, Severity
-from hook.guest import Controller, GuestAddress, GuestDomain, Hostdev, Kind, Model
+from hook.guest import Controller, FwCfgLine, GuestAddress, GuestDomain, Hostdev, Kind, Model
 from hook.host import SELF_DISTANCE, HostTopology, NodeSource, PciFunction
 from hook.layout import ExpanderShape, Placed, Switch, shape
 from hook.locality import top_switch
 from hook.numbering import Expander, Numbered, Place, Room, Shortage, number, own_alias
 from hook.slots import KUBEVIRT_LAST_PORT_INDEX, KUBEVIRT_PORTS, first_index, forecast
+
+LOST_RDMA = "gpudirect-lost"  # finding
 
 _BRIDGE_CLASS = 0x060400
 _FALLBACK = (Layout.SWITCH, Layout.HOST_BRIDGE, Layout.NODE)
@@ -84,6 +86,8 @@ class Plan:
     bridge_bdfs: Mapping[int, PciAddress] = field(default_factory=dict)  # guest addresses, by controller index
     distances: Mapping[int, Mapping[int, int]] = field(default_factory=dict)  # to be written: cell -> cell -> value
     is_maxphysaddr_added: bool = False
+    fw_cfg: tuple[FwCfgLine, ...] = ()  # by hook.nccl
+    cliques: Mapping[str, int] = field(default_factory=dict)  # alias -> clique id; by hook.clique
 
     def guest_topology(self, host: HostTopology) -> HostTopology:
         """The placed devices as the guest's sysfs will show them: address, bridges above, node.
@@ -512,7 +516,7 @@ class _Planner:
         if pairs:
             self._find(
                 Severity.INFO,
-                "gpudirect-lost",
+                LOST_RDMA,
                 "",
                 f"GPU-NIC pairs that share a switch on the host: {pairs}; in layout {layout} they are PHB, and "
                 "GPUDirect RDMA needs NCCL_NET_GDR_LEVEL=PHB in the guest, or layout switch",

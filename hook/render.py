@@ -279,6 +279,7 @@ def plan_matrices(outcome: Outcome) -> str:
             nccl = f"NCCL {nccl_before.name} -> {nccl_after.name}{direct}"
             lines.append(f"{name} - {other}: {before.name} -> {after.name}, {nccl}\n")
     text += "pairs that differ (nvidia-smi, NCCL)\n" + ("".join(lines) or "none\n")
+    text += "NCCL reads the topology file instead, which has the host's tree\n" if outcome.plan.fw_cfg else ""
     absent = [d.hostdev.name for d in outcome.plan.devices if d.place is None]
     text += f"\nnot in the matrices, because the hook does not place them: {', '.join(absent)}\n" if absent else ""
     return f"{text}\n{LEGEND}"

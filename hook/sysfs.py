@@ -28,8 +28,12 @@ PCI_DEVICES = "bus/pci/devices"
 MDEV_DEVICES = "bus/mdev/devices"
 NODES = "devices/system/node"
 
+_GROUP = re.compile(r"\d{1,9}", re.ASCII)
 _NODE = re.compile(r"node(\d{1,6})", re.ASCII)
 _DISTANCE = re.compile(r"\d{1,9}", re.ASCII)
+# "Unknown" and, before Linux 5.7, "Unknown speed" stand for none (drivers/pci/probe.c, pci_speed_string).
+_SPEED = re.compile(r"(\d{1,4}(?:\.\d{1,3})?) GT/s(?: PCIe)?|(Unknown(?: speed)?)", re.ASCII)
+_WIDTHS = range(1, 33)  # 0 and 255 stand for none
 _RESOURCE = re.compile(r"0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16})")
 
 
@@ -221,6 +225,14 @@ class _Reader:
                 regions.append(PciRegion(end - start + 1, bool(flags & _IORESOURCE_IO), flags & wanted == wanted))
         return tuple(regions), rom_bytes
 
+    def speed_mts(self, path: str) -> int | None:
+        text = self.text(path)
+        match = _SPEED.fullmatch(text or "Unknown")
+        if match is None:
+            self.problems.append(f"cannot read {path}: {(text or '')[:40]!r} is not a speed like '8.0 GT/s PCIe'")
+            return None
+        return round(float(match[1]) * 1000) or None if match[1] is not None else None
+
     def function(self, address: PciAddress) -> None:
         """Read a function and everything above it, each once; an unknown address is left out."""
         if address in self.functions:
@@ -236,6 +248,8 @@ class _Reader:
         physfn = self.tree.resolve(f"{path}/physfn")
         physical = _addresses(physfn.split("/")[-1:]) if physfn else ()
         regions, rom_bytes = self.regions(f"{path}/resource")
+        width = self.number(f"{path}/max_link_width", 10)
+        group = (self.tree.resolve(f"{path}/iommu_group") or "").rpartition("/")[2]
         self.functions[address] = PciFunction(
             address=address,
             root="/".join(parts[: root_depth + 1]),
@@ -251,6 +265,9 @@ class _Reader:
             physical_function=physical[0] if physical else None,
             regions=regions,
             rom_bytes=rom_bytes,
+            max_speed_mts=self.speed_mts(f"{path}/max_link_speed"),
+            max_width=width if width in _WIDTHS else None,
+            iommu_group=int(group) if _GROUP.fullmatch(group) else None,
         )
         for other in (*above, *physical):
             self.function(other)

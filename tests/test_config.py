@@ -14,6 +14,7 @@ from hook.config import (
     Mode,
     Policy,
     RiskyBars,
+    TopologyFile,
     Unaligned,
     default_text,
     from_flags,
@@ -21,7 +22,7 @@ from hook.config import (
 )
 from hook.errors import ConfigError, Finding, Severity
 
-KNOWN = "devices, exclude, layout, unaligned, risky-bars, policy, mode, distances, maxphysaddr, numa-node.NAME"
+KNOWN = "devices, exclude, layout, unaligned, risky-bars, policy, mode, distances, maxphysaddr, topology-file, p2p-clique, numa-node.NAME"
 
 
 def test_no_flags_are_the_defaults() -> None:
@@ -43,6 +44,8 @@ def test_the_defaults_are_shown_as_a_user_would_write_them() -> None:
         "mode": "apply",
         "distances": "off",
         "maxphysaddr": "off",
+        "topology-file": "off",
+        "p2p-clique": "off",
         "numa-node": "",
     }
 
@@ -58,6 +61,8 @@ def test_every_flag_is_read() -> None:
         "mode": "observe",
         "distances": "auto",
         "maxphysaddr": "auto",
+        "topology-file": "nccl",
+        "p2p-clique": "auto",
         "numa-node": ["gpu0=1", "0000:3b:00.0=0", "gpu0=2"],
     }
 
@@ -71,6 +76,8 @@ def test_every_flag_is_read() -> None:
         mode=Mode.OBSERVE,
         distances=Extra.AUTO,
         maxphysaddr=Extra.AUTO,
+        topology_file=TopologyFile.NCCL,
+        p2p_clique=Extra.AUTO,
         numa_nodes={"gpu0": 2, "0000:3b:00.0": 0},
     )
 

@@ -25,7 +25,9 @@ SIDECARS = "hooks.kubevirt.io/hookSidecars"
 
 
 def test_the_table_of_options_is_the_table_of_the_program() -> None:
-    rows = re.findall(r"^\| `([a-z-]+)` \| ([^|]*?) ?\| ([^|]*?) ?\|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([a-z0-9-]+)` \| ([^|]*?) ?\| ([^|]*?) ?\|", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
     free = {"exclude": "NAME,…", "numa-node": "NAME=N"}
 
     assert rows == [
@@ -43,6 +45,7 @@ def test_every_finding_has_a_section() -> None:
     called = re.findall(
         r"""(?:Severity\.\w+,|_not\(\s*guest,|_left\(\s*device,|_bad\(key,)\s*"([a-z0-9-]+)\"""", sources
     )
+    called += re.findall(r'"([a-z0-9-]+)"  # finding', sources)
     sections = re.findall(r"^### ([a-z0-9-]+)$", (ROOT / "docs" / "findings.md").read_text(), re.MULTILINE)
 
     assert set(called) == set(sections)

@@ -71,12 +71,15 @@ def test_every_attribute_is_read() -> None:
         "0x0000000000000000 0x0000000000000000 0x0000000000000000\\n"
         "0x00000000b0000000 0x00000000b00fffff 0x0000000000046200",
         "physfn": str(PORT),
+        "max_link_speed": "32.0 GT/s PCIe",
+        "max_link_width": "16",
     }
     tree = parse_recording(
         host(
             {f"pci0000:40/{PORT}": {"numa_node": -1, "class": "0x060400"}, GPU_PATH: attributes},
             distances={0: "10 21", 1: "21 10"},
-            extra=f"bus/mdev/devices/{UUID} -> ../../../devices/{GPU_PATH}/{UUID}\n",
+            extra=f"bus/mdev/devices/{UUID} -> ../../../devices/{GPU_PATH}/{UUID}\n"
+            f"devices/{GPU_PATH}/iommu_group -> ../../../../kernel/iommu_groups/27\n",
         )
     )
 
@@ -101,6 +104,9 @@ def test_every_attribute_is_read() -> None:
                     PciRegion(0x80, True, False),
                 ),
                 rom_bytes=1 << 20,
+                max_speed_mts=32000,
+                max_width=16,
+                iommu_group=27,
             ),
             PORT: PciFunction(address=PORT, root="devices/pci0000:40", above=(), bridges=(), class_code=0x060400),
         },
@@ -176,6 +182,8 @@ def test_physical_functions_in_a_circle_end() -> None:
         ("resource", "a b g", "cannot read {}: 'a b g' is not 'start end flags'"),
         ("resource", f"0x0 0x{'f' * 5000} 0x0", "cannot read {}: '0x0 0x" + "f" * 54 + "' is not 'start end flags'"),
         ("device", "\\\\xff", "cannot read {}: '\\\\xff' is not a number"),
+        ("max_link_speed", "fast", "cannot read {}: 'fast' is not a speed like '8.0 GT/s PCIe'"),
+        ("max_link_width", "x16", "cannot read {}: 'x16' is not a number"),
     ],
 )
 def test_an_attribute_without_sense_is_a_problem_and_absent(attribute: str, value: str, problem: str) -> None:
@@ -186,6 +194,30 @@ def test_an_attribute_without_sense_is_a_problem_and_absent(attribute: str, valu
     assert found.problems == (problem.format(path),)
     if attribute != "class":
         assert found.functions == without.functions
+
+
+@pytest.mark.parametrize(
+    ("speed", "mts"),
+    [
+        ("2.5 GT/s", 2500),  # before Linux 5.7
+        ("8 GT/s", 8000),
+        ("64.0 GT/s PCIe", 64000),
+        ("Unknown", None),
+        ("Unknown speed", None),
+        ("0 GT/s", None),
+    ],
+)
+def test_speeds_of_old_and_new_kernels(speed: str, mts: int | None) -> None:
+    found = read_host(parse_recording(host({GPU_PATH: {"max_link_speed": speed}})), [GPU], [])
+
+    assert (found.functions[GPU].max_speed_mts, found.problems) == (mts, ())
+
+
+@pytest.mark.parametrize(("width", "lanes"), [("1", 1), ("32", 32), ("0", None), ("255", None)])
+def test_widths_that_stand_for_none(width: str, lanes: int | None) -> None:
+    found = read_host(parse_recording(host({GPU_PATH: {"max_link_width": width}})), [GPU], [])
+
+    assert (found.functions[GPU].max_width, found.problems) == (lanes, ())
 
 
 @pytest.mark.parametrize("value", ["-1", "-2"])

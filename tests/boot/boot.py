@@ -101,33 +101,32 @@ class Architecture:
     debug_console: tuple[str, ...]  # where firmware says what it does; {} is the folder
 
 
-_ARCHITECTURES = {
-    "x86_64": Architecture(
-        kernel="vmlinuz",
-        compiler="gcc",
-        console="ttyS0",
-        firmware=Path("/usr/share/OVMF"),
-        code="OVMF_CODE_4M.fd",
-        variables="OVMF_VARS_4M.fd",
-        cpu=(),
-        serial=("-device", "isa-serial,chardev=charserial0"),
-        # SeaBIOS says there what it does; OVMF of Debian says nothing.
-        debug_console=(
-            "-chardev", "file,id=firmware,path={}/firmware.log", "-device", "isa-debugcon,iobase=0x402,chardev=firmware"
-        ),
+X86_64 = Architecture(
+    kernel="vmlinuz",
+    compiler="gcc",
+    console="ttyS0",
+    firmware=Path("/usr/share/OVMF"),
+    code="OVMF_CODE_4M.fd",
+    variables="OVMF_VARS_4M.fd",
+    cpu=(),
+    serial=("-device", "isa-serial,chardev=charserial0"),
+    # SeaBIOS says there what it does; OVMF of Debian says nothing.
+    debug_console=(
+        "-chardev", "file,id=firmware,path={}/firmware.log", "-device", "isa-debugcon,iobase=0x402,chardev=firmware"
     ),
-    "aarch64": Architecture(
-        kernel="vmlinuz-arm64",
-        compiler="aarch64-linux-gnu-gcc",
-        console="ttyAMA0",
-        firmware=Path("/usr/share/AAVMF"),
-        code="AAVMF_CODE.fd",
-        variables="AAVMF_VARS.fd",
-        cpu=("-cpu", "cortex-a57"),  # the maximum that libvirt asks for is many times slower to emulate
-        serial=("-serial", "chardev:charserial0"),
-        debug_console=(),
-    ),
-}  # fmt: skip
+)  # fmt: skip
+AARCH64 = Architecture(
+    kernel="vmlinuz-arm64",
+    compiler="aarch64-linux-gnu-gcc",
+    console="ttyAMA0",
+    firmware=Path("/usr/share/AAVMF"),
+    code="AAVMF_CODE.fd",
+    variables="AAVMF_VARS.fd",
+    cpu=("-cpu", "cortex-a57"),  # the maximum that libvirt asks for is many times slower to emulate
+    serial=("-serial", "chardev:charserial0"),
+    debug_console=(),
+)
+_ARCHITECTURES = {"x86_64": X86_64, "aarch64": AARCH64}
 
 
 def architecture(xml: bytes) -> Architecture:

@@ -6,6 +6,7 @@
 #   install.sh boot       a Linux kernel for test guests, and what builds their init
 #   install.sh boot-arm64  the same for aarch64 guests
 #   install.sh all        all of these
+#   install.sh systemd    a stock Debian 12 with systemd as an initramfs, for test guests
 #   install.sh containers  what builds and runs the image: buildah, podman, runc
 #
 # Does nothing that is done already, and says what it does.  Without root it only says what is
@@ -39,6 +40,18 @@ DEBIAN13_RECIPE=(
     --dpkgopt='path-exclude=/usr/share/man/*'
     "$DEBIAN13_SUITE"
 )
+
+# A guest that has nothing but systemd. Its only module is the one that shows QEMU's fw_cfg.
+SYSTEMD_RECIPE=(
+    --variant=minbase
+    --include=systemd,systemd-sysv,udev,kmod
+    --aptopt='APT::Install-Recommends "false"'
+    --dpkgopt='path-exclude=/usr/share/doc/*'
+    --dpkgopt='path-exclude=/usr/share/locale/*'
+    --dpkgopt='path-exclude=/usr/share/man/*'
+    bookworm
+)
+SYSTEMD_MODULE=kernel/drivers/firmware/qemu_fw_cfg.ko
 
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/pcie-numa-hook
 TREE=$CACHE/debian13
@@ -141,6 +154,25 @@ kernel_package() {
     apt-cache depends "$KERNEL_PACKAGE" 2>/dev/null | sed -n 's/.*Depends: \(linux-image-[^ ]*\)$/\1/p' | head -n 1
 }
 
+# Unpack the current kernel package into a folder, and print the package's name.
+unpack_kernel() {
+    local folder=$1 package
+    package=$(kernel_package)
+    if [ -z "$package" ]; then
+        apt-get update -qq
+        package=$(kernel_package)
+    fi
+    if [ -z "$package" ]; then
+        return 1
+    fi
+    # As root: the folder may be below one that apt's own user cannot enter.
+    fetch() { (cd "$folder" && apt-get download -qq -o APT::Sandbox::User=root "$package"); }
+    # What apt knows of the archive may be older than the archive.
+    fetch >&2 || { apt-get update -qq >&2 && fetch >&2; }
+    dpkg -x "$folder"/*.deb "$folder"
+    echo "$package"
+}
+
 boot() {
     local kernel=$CACHE/boot/vmlinuz folder package
     if ! is_root; then
@@ -152,26 +184,62 @@ boot() {
         say "boot: the kernel is there: $kernel"
         return
     fi
-    package=$(kernel_package)
-    if [ -z "$package" ]; then
-        apt-get update -qq
-        package=$(kernel_package)
-    fi
-    if [ -z "$package" ]; then
-        say "boot: no package $KERNEL_PACKAGE here; boot tests are skipped"
-        return
-    fi
-    say "boot: fetching the kernel of $package (27 MB)"
+    say "boot: fetching a kernel (27 MB)"
     mkdir -p "$CACHE/boot"
     folder=$(mktemp -d "$CACHE/boot/kernel.XXXXXX")
-    # As root: the folder may be below one that apt's own user cannot enter.
-    fetch() { (cd "$folder" && apt-get download -qq -o APT::Sandbox::User=root "$package"); }
-    # What apt knows of the archive may be older than the archive.
-    fetch || { apt-get update -qq && fetch; }
-    dpkg -x "$folder"/*.deb "$folder"
-    mv "$folder"/boot/vmlinuz-* "$kernel"
+    if package=$(unpack_kernel "$folder"); then
+        mv "$folder"/boot/vmlinuz-* "$kernel"
+        say "boot: fetched $kernel of $package"
+    else
+        say "boot: no package $KERNEL_PACKAGE here; boot tests are skipped"
+    fi
     rm -rf "$folder"
-    say "boot: fetched $kernel"
+}
+
+systemd_guest() {
+    local guest=$CACHE/boot/systemd recipe folder package version tree
+    recipe=$(printf '%s\n' "${SYSTEMD_RECIPE[@]}" "$SYSTEMD_MODULE" | sha256sum | cut -d ' ' -f 1)
+    if [ "$(cat "$guest/$STAMP" 2>/dev/null)" = "$recipe" ]; then
+        say "systemd: the guest is there: $guest"
+        return
+    fi
+    if ! is_root; then
+        say "systemd: not root, building nothing; missing: $guest"
+        return
+    fi
+    install_packages mmdebstrap cpio gzip kmod
+    mkdir -p "$CACHE/boot"
+    # One build at a time, as for the tree of Debian 13.
+    exec 8>"$guest.lock"
+    flock 8
+    if [ "$(cat "$guest/$STAMP" 2>/dev/null)" = "$recipe" ]; then
+        say "systemd: the guest was built meanwhile: $guest"
+        return
+    fi
+    rm -rf --one-file-system "$guest".new.* "$guest"
+    folder=$(mktemp -d "$guest.new.XXXXXX")
+    say "systemd: building $guest (half a minute to two, 90 MB)"
+    mkdir "$folder/kernel"
+    if ! package=$(unpack_kernel "$folder/kernel"); then
+        say "systemd: no package $KERNEL_PACKAGE here; its tests are skipped"
+        rm -rf "$folder"
+        return
+    fi
+    version=$(basename "$folder"/kernel/lib/modules/*)
+    tree=$folder/tree
+    mmdebstrap --quiet "${SYSTEMD_RECIPE[@]}" "$tree"
+    rm -rf --one-file-system "$tree"/var/lib/apt/lists "$tree"/var/cache
+    install -D -m 644 -t "$tree/lib/modules/$version/$(dirname "$SYSTEMD_MODULE")" \
+        "$folder/kernel/lib/modules/$version/$SYSTEMD_MODULE"
+    cp "$folder/kernel/lib/modules/$version"/modules.{order,builtin,builtin.modinfo} "$tree/lib/modules/$version"
+    depmod -b "$tree" "$version"
+    (cd "$tree" && find . -xdev | cpio --create --format=newc --quiet | gzip -1) >"$folder/initrd"
+    mv "$folder"/kernel/boot/vmlinuz-* "$folder/vmlinuz"
+    rm -rf --one-file-system "$folder/kernel" "$tree"
+    echo "$recipe" >"$folder/$STAMP"
+    chmod 755 "$folder"
+    mv "$folder" "$guest"
+    say "systemd: built $guest with $package"
 }
 
 # apt with a state of its own that knows arm64 alone: this machine's list of architectures stays as it is.
@@ -225,6 +293,7 @@ case "${1:-}" in
     debian13) debian13 ;;
     boot) boot ;;
     boot-arm64) boot_arm64 ;;
+    systemd) systemd_guest ;;
     containers) containers ;;
     all)
         debian12
@@ -233,7 +302,7 @@ case "${1:-}" in
         boot_arm64
         ;;
     *)
-        say "usage: install.sh debian12 | debian13 | boot | boot-arm64 | containers | all" >&2
+        say "usage: install.sh debian12 | debian13 | boot | boot-arm64 | systemd | containers | all" >&2
         exit 2
         ;;
 esac
