@@ -42,6 +42,8 @@ test-boot: setup  ## boot every recorded machine in every layout, with OVMF, and
 
 test-image: setup  ## build the image, run it under KubeVirt's limits (needs buildah, podman, runc)
 	@tests/system/install.sh containers
+	@tests/system/install.sh debian12
+	@tests/system/install.sh boot
 	$(BIN)/python -m pytest -m image -rP tests/image
 
 check: setup  ## lint, types, layers

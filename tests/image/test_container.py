@@ -1,7 +1,5 @@
 """The real image under KubeVirt's real limits, called as virt-launcher calls it."""
 
-import os
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,13 +20,6 @@ ALLOWED_BYTES = 24_000_000
 START_SECONDS = 1.5
 STOP_SECONDS = 2.0
 ATTEMPTS = 3
-
-
-@pytest.fixture(scope="module", autouse=True)
-def image() -> None:
-    """Build it, on a base of our own where no registry of images is reached."""
-    script = Path(__file__).with_name("build.sh")
-    subprocess.run([script, IMAGE], env={**os.environ, "BASE": os.environ.get("BASE", "local")}, check=True)
 
 
 @pytest.fixture
