@@ -56,9 +56,8 @@ golden: setup  ## rewrite the goldens; read the diff before you commit it
 	REGENERATE=1 $(BIN)/python -m pytest -q tests/test_scenarios.py tests/test_cases.py tests/test_cli.py tests/test_nccl.py || true
 	git diff --stat -- tests/goldens
 
-bench: setup  ## time the planner, 8 to 128 devices, as ratios in one run
-	@$(BIN)/python -m tests.bench
-	@$(BIN)/python -m tests.bench_serve
+bench: setup  ## time start, calls and the planner, as ratios within one run
+	@$(BIN)/python -m pytest -q -m bench --benchmark-enable --benchmark-quiet tests/bench
 
 image: setup  ## build the container image with buildah or podman
 	tests/image/build.sh
