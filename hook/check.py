@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from hook.address import PciAddress
 from hook.arguments import add_arguments, policy_flags
-from hook.config import ANNOTATION_PREFIX, Config, Mode, from_flags, with_annotations
+from hook.config import ANNOTATION_PREFIX, Config, Devices, Mode, from_flags, with_annotations
 from hook.errors import ConfigError, Severity
 from hook.host import HostTopology, PciFunction
 from hook.manifest import Field, Manifest, Open, Path, path_text
@@ -148,6 +148,7 @@ class _Device:
     place: Field
     resource: str | None  # the name that a device plugin offers; None for SR-IOV networks and DRA
     gate: str | None  # the feature gate that it needs
+    is_maybe_gpu: bool = True
 
 
 def check(manifests: Sequence[Manifest], host: HostTopology | None = None, image: str | None = None) -> Report:
@@ -475,7 +476,9 @@ class _Run:
                     )
                 )
         found += [
-            _Device(name=str(place.at("name").value or place), place=place, resource=None, gate=None)
+            _Device(
+                name=str(place.at("name").value or place), place=place, resource=None, gate=None, is_maybe_gpu=False
+            )
             for place in vm.template.spec.at("domain", "devices", "interfaces").items()
             if not place.at("sriov").is_absent
         ]
@@ -488,7 +491,12 @@ class _Run:
         wanted = {*_ALWAYS_NEEDED, *(d.gate for d in devices), *(d.resource for d in devices)}
         if wanted & self.missing:
             stops |= {"missing-gate" if gate in _gates(devices) else "not-permitted" for gate in wanted & self.missing}
-        names = ", ".join(device.name for device in devices) or "what its instance type passes through"
+        meant = [
+            device.name
+            for device in devices
+            if device.name not in config.exclude and (device.is_maybe_gpu or config.devices is not Devices.GPU)
+        ]
+        names = ", ".join(meant) or ("nothing" if devices else "what its instance type passes through")
         policy = f"layout {config.layout}, policy {config.policy}"
         if stops:
             self._conclude(vm, acts=False, text=f"nothing will be placed: {', '.join(sorted(stops))}", devices=devices)
@@ -530,7 +538,9 @@ class _Run:
         if template.role is Role.INSTANCETYPE and not users and has_sidecar:
             paths = (DEDICATED_CPUS, GUEST_MAPPING, HUGEPAGES)
             self._numa(template, {path: gives.at(*IN_INSTANCETYPE[path]) for path in paths}, None)
-        text = "VMs that name it get the sidecar" if has_sidecar else "it has no sidecar of the hook"
+        text = (
+            "VMs that name it get the sidecar" if has_sidecar else "VMs that name it get no sidecar of the hook from it"
+        )
         self.verdicts.append(Verdict(str(template), template.object.file, template.object.line, None, text, ()))
 
     # The cluster.
