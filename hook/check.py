@@ -159,10 +159,9 @@ def check(manifests: Sequence[Manifest], host: HostTopology | None = None, image
     """
     found = [template for manifest in manifests for template in templates(manifest)]
     run = _Run(templates=found, vms=vms(found), host=host, image=image)
-    for manifest in manifests:
-        run.duplicates(manifest)
     run.cluster([place for manifest in manifests for place in manifest.objects()])
     for template in found:
+        run.duplicates(template)
         run.annotations(template)
     for vm in run.vms:
         run.vm(vm)
@@ -249,11 +248,10 @@ class _Run:
 
     # Every object.
 
-    def duplicates(self, manifest: Manifest) -> None:
+    def duplicates(self, template: Template) -> None:
         """Keys that are there twice."""
-        for place in manifest.duplicates():
-            subject = f"{manifest.file}"
-            self._report("duplicate-key", subject, place, "each key once; the last one counts", "the key again")
+        for place in template.object.duplicates():
+            self._report("duplicate-key", template, place, "each key once; the last one counts", "the key again")
 
     def annotations(self, template: Template) -> None:
         """What an object's own annotations say, whether it becomes a VM by itself or not."""
@@ -280,8 +278,8 @@ class _Run:
         given = {key: str(place.value) for key, place in template.annotations.entries() if _is_known(place)}
         for finding in with_annotations(Config(), given)[1]:
             place = template.annotations.at(finding.subject)
-            expected = finding.message.partition(": ")[2] if finding.code == "bad-annotation" else finding.message
-            self._report(finding.code, template, place, expected.partition("expected ")[2] or expected)
+            # `… expected one of …` of an unknown key, `'x' is not one of …` of a bad value.
+            self._report(finding.code, template, place, re.split("expected | is not ", finding.message)[-1])
 
     def _sidecars(self, template: Template) -> None:
         place = template.annotations.at(ANNOTATION)
@@ -359,6 +357,7 @@ class _Run:
             for problem in self.problems
         )
         if is_misplaced:
+            self.stops.append((vm.template, "misplaced-annotation"))
             return
         found = f"only the images {', '.join(map(repr, images))}" if images else "nothing"
         self._report("no-sidecar", vm.template, place, "an entry whose image is called pcie-numa-hook", found)
@@ -494,7 +493,9 @@ class _Run:
         meant = [
             device.name
             for device in devices
-            if device.name not in config.exclude and (device.is_maybe_gpu or config.devices is not Devices.GPU)
+            if device.name not in config.exclude
+            and (device.is_maybe_gpu or config.devices is not Devices.GPU)
+            and not device.place.at("pciAddress").value
         ]
         names = ", ".join(meant) or ("nothing" if devices else "what its instance type passes through")
         policy = f"layout {config.layout}, policy {config.policy}"
@@ -503,9 +504,10 @@ class _Run:
         elif config.mode is Mode.OFF:
             self._conclude(vm, acts=False, text="the hook is switched off by mode", devices=devices)
         elif is_unknown:
-            what = ", ".join(map(str, vm.missing)) or "a parameter"
+            what = " and ".join(map(str, vm.missing)) or "a parameter"
+            decide = "decide" if len(vm.missing) > 1 else "decides"
             verb = "will place" if has_sidecar else "may place"
-            self._conclude(vm, acts=None, text=f"the hook {verb} {names}; {what} decides more", devices=devices)
+            self._conclude(vm, acts=None, text=f"the hook {verb} {names}; {what} {decide} more", devices=devices)
         elif config.mode is Mode.OBSERVE:
             text = f"the hook will look at {names} and change nothing; {policy}"
             self._conclude(vm, acts=False, text=text, devices=devices)
@@ -576,7 +578,8 @@ class _Run:
             self.needs.append(("kubelet, topologyManagerPolicy", "restricted or single-numa-node"))
 
     def _kubevirt(self, place: Field, gates: Sequence[str], resources: Sequence[str]) -> None:
-        subject = f"KubeVirt {place.at('metadata', 'name').value}"
+        subject = f"KubeVirt {place.at('metadata', 'name').value or 'without a name'}"
+        before = len(self.problems)
         given = [item.value for item in place.at(*_GATES).items()]
         for gate in gates:
             if gate not in given:
@@ -593,9 +596,11 @@ class _Run:
             if resource not in self.resources:
                 self.missing.add(resource)
                 self._report("not-permitted", subject, permitted, f"an entry whose resourceName is {resource}", "none")
+        self._conclude_cluster(place, subject, is_fine=len(self.problems) == before)
 
     def _kubelet(self, place: Field) -> None:
         subject = "kubelet configuration"
+        before = len(self.problems)
         for key, code, allowed in (
             ("cpuManagerPolicy", "cpu-manager", ("static",)),
             ("memoryManagerPolicy", "memory-manager", ("Static",)),
@@ -603,6 +608,11 @@ class _Run:
         ):
             if place.at(key).value not in allowed:
                 self._report(code, subject, place.at(key), " or ".join(allowed))
+        self._conclude_cluster(place, subject, is_fine=len(self.problems) == before)
+
+    def _conclude_cluster(self, place: Field, subject: str, *, is_fine: bool) -> None:
+        text = "it has what the hook needs" if is_fine else "it does not have all that the hook needs"
+        self.verdicts.append(Verdict(subject, place.file, place.line, None, text, ()))
 
     # The host.
 

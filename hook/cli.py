@@ -154,7 +154,7 @@ def check(manifests: tuple[str, ...], sysfs: str | None, image: str | None, form
     Exit status: 0 fine, 1 findings, 2 usage, 3 unreadable.
     """
     try:
-        parsed = [parse(_file_name(path), _read(path)) for path in manifests]
+        parsed = [parse(_file_name(path), _read(path)) for path in dict.fromkeys(manifests)]
         host_read = None
         if sysfs is not None:
             tree = open_sysfs(sysfs)

@@ -166,6 +166,18 @@ class Field:
             todo.extend(reversed(below))
             yield from below
 
+    def duplicates(self) -> Iterator["Field"]:
+        """Every key below that its mapping has already had; the last one counts."""
+        for place in (self, *self.walk()):
+            if isinstance(place.node, yaml.MappingNode):
+                keys: set[str | None] = set()
+                for key, value in _own(place.node):
+                    name = _text(key)
+                    if name is not None and name in keys:
+                        path = (*place.path, name)
+                        yield replace(place, path=path, line=_line(key, place.line), node=value, raw=name)
+                    keys.add(name)
+
     def __str__(self) -> str:
         return path_text(self.path)
 
@@ -200,6 +212,8 @@ def _text(node: yaml.Node) -> str | None:
     """A key as Kubernetes reads it; None for one that is no scalar."""
     if not isinstance(node, yaml.ScalarNode):
         return None
+    if node.tag == f"{_TAG}str":
+        return str(node.value)
     return _key(_Loader("").construct_object(node), node)
 
 
@@ -215,23 +229,6 @@ class Manifest:
     def objects(self) -> tuple[Field, ...]:
         """Every Kubernetes object: documents, and what Lists and Templates hold."""
         return tuple(found for document in self.documents for found in _objects(document))
-
-    def duplicates(self) -> tuple[Field, ...]:
-        """Every key that its mapping has already had; the last one counts."""
-        found = []
-        for document in self.documents:
-            for place in (document, *document.walk()):
-                keys: set[str | None] = set()
-                if not isinstance(place.node, yaml.MappingNode):
-                    continue
-                for key, node in place.node.value:
-                    is_own = place.node.start_mark.index <= key.start_mark.index < place.node.end_mark.index
-                    if is_own and (name := _text(key)) in keys and name is not None:
-                        found.append(
-                            replace(place, path=(*place.path, name), line=_line(key, place.line), node=node, raw=name)
-                        )
-                    keys.add(_text(key) if is_own else None)
-        return tuple(found)
 
 
 def _objects(place: Field) -> Iterator[Field]:
