@@ -35,11 +35,14 @@ class _Loader(yaml.SafeLoader):
         self.aliases: list[tuple[int, int]] = []  # start and end offsets
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Note an alias before its anchor's node takes its place."""
+        """Note an alias before its anchor's node takes its place, and what a mapping has before merges come in."""
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]
             self.aliases.append((event.start_mark.index, event.end_mark.index))
-        return super().compose_node(parent, index)
+        node = super().compose_node(parent, index)
+        if isinstance(node, yaml.MappingNode) and not hasattr(node, "written"):
+            node.written = tuple(node.value)  # type: ignore[attr-defined]
+        return node
 
 
 def _resolve(name: str, pattern: str, first: Iterable[str]) -> None:
@@ -209,8 +212,8 @@ def _line(node: yaml.Node, above: int) -> int:
 
 
 def _text(node: yaml.Node) -> str | None:
-    """A key as Kubernetes reads it; None for one that is no scalar."""
-    if not isinstance(node, yaml.ScalarNode):
+    """A key as Kubernetes reads it; None for one that is no scalar, and for a merge."""
+    if not isinstance(node, yaml.ScalarNode) or node.tag == f"{_TAG}merge":
         return None
     if node.tag == f"{_TAG}str":
         return str(node.value)
@@ -353,8 +356,8 @@ def _verify(manifest: Manifest, changes: Sequence[tuple[Field, Path, Mapping[str
         place.update(entries)
     if [document.raw for document in parse(manifest.file, content).documents] != wanted:
         raise ManifestError(
-            f"cannot edit {manifest.file}: an anchor or a merge makes the change reach further than it should; "
-            "write the annotations out"
+            f"cannot edit {manifest.file}: an anchor, a merge, or a text block at its end makes the change reach "
+            "further than it should; write the annotations out"
         )
 
 
@@ -380,21 +383,21 @@ def _edits(manifest: Manifest, start: Field, path: Path, entries: Mapping[str, s
         yield from _added(manifest, place, [str(key) for key in missing], entries, _step(start))
 
 
-def _own(mapping: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
-    """The entries that are written in the mapping, not merged into it."""
-    start, end = mapping.start_mark.index, mapping.end_mark.index
-    return [pair for pair in mapping.value if start <= pair[0].start_mark.index < end]
+def _own(mapping: yaml.MappingNode) -> Sequence[tuple[yaml.Node, yaml.Node]]:
+    """The entries that are written in the mapping, `<<` among them, and not what it merges in."""
+    own: Sequence[tuple[yaml.Node, yaml.Node]] = mapping.written  # type: ignore[attr-defined]
+    return own
 
 
 def _is_alias(start: Field, place: Field) -> bool:
-    """True when the way to the place leads through an alias."""
-    for depth in range(len(start.path), len(place.path)):
-        below = start.at(*place.path[len(start.path) : depth + 1])
-        above = start.at(*place.path[len(start.path) : depth])
-        if below.node is None or above.node is None:
-            continue
-        if not above.node.start_mark.index <= below.node.start_mark.index < above.node.end_mark.index:
-            return True
+    """True when the way to the place leads through an alias, whose node is written before its key."""
+    above = start
+    for key in place.path[len(start.path) :]:
+        if isinstance(above.node, yaml.MappingNode):
+            for name, value in above.node.value:
+                if _text(name) == key and value.start_mark.index < name.start_mark.index:
+                    return True
+        above = above.at(key)
     return False
 
 
@@ -456,8 +459,8 @@ def _added(
     first = _line_start(text, own[0][0].start_mark.index)
     if missing and missing[0] == "metadata" and text[first : own[0][0].start_mark.index].isspace():
         # Where people look for it: before everything else, comments included.
-        above = text.rfind("\n", 0, _first_comment(text, first))
-        yield _Edit(above, above, newline + block) if above >= 0 else _Edit(0, 0, block + newline)
+        at = _first_comment(text, first)
+        yield _Edit(at, at, block + newline)
         return
     at = _line_end(text, _end(manifest, mapping))
     yield _Edit(at, at, newline + block)
@@ -516,11 +519,9 @@ def _end(manifest: Manifest, node: yaml.Node) -> int:
     """Where the last character of a node is; the library counts blank lines and comments after a block to it."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         start, stop = node.start_mark.index, node.end_mark.index
-        last = node.value[-1]
-        value = last[1] if isinstance(node, yaml.MappingNode) else last
+        value = node.value[-1]
         if isinstance(node, yaml.MappingNode):
-            own = _own(node)
-            key, value = own[-1]
+            key, value = _own(node)[-1]
             start = key.end_mark.index
         if not start <= value.start_mark.index < max(stop, start + 1):
             return max(end for begin, end in manifest.aliases if start <= begin < stop)
