@@ -132,12 +132,12 @@ def host(sysfs: str, debug: bool, form: str) -> None:
 
 @main.command()
 @click.argument("manifests", metavar="MANIFEST...", nargs=-1, required=True, type=click.Path())
-@click.option("--sysfs", metavar="PATH", help=f"{_SYSFS_HELP}; adds what the host does not have")
+@click.option("--sysfs", metavar="PATH", help=f"{_SYSFS_HELP}; says what it does not have")
 @click.option("--image", metavar="REF", help="the hook's image, where its repository is not called pcie-numa-hook")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def check(manifests: tuple[str, ...], sysfs: str | None, image: str | None, form: str, debug: bool) -> None:
-    r"""Say of manifests whether the hook will act on each VM, and what is missing.
+    """Say of manifests whether the hook will act on each VM, and what is missing.
 
     Reads YAML and JSON, several documents, Lists and OpenShift Templates; - is standard input. Give the files that
     belong together at once: VMs, pools and replica sets, the instance types and preferences that they name, and, if
@@ -146,13 +146,14 @@ def check(manifests: tuple[str, ...], sysfs: str | None, image: str | None, form
 
     \b
     pcie-numa-hook check vm.yaml
-    pcie-numa-hook check vm.yaml instancetype.yaml kubevirt.yaml --sysfs node.sysfs
+    pcie-numa-hook check vm.yaml instancetype.yaml kubevirt.yaml
+    pcie-numa-hook check vm.yaml kubevirt.yaml --sysfs node.sysfs
     kubectl get vm,kubevirt -A -o yaml | pcie-numa-hook check -
 
     docs/manifests.md explains each [code]. Notes ("info") do not change the exit status.
 
     Exit status: 0 fine, 1 findings, 2 usage, 3 unreadable.
-    """
+    """  # noqa: D301 (click takes the control character for "leave these lines alone")
     try:
         parsed = [parse(_file_name(path), _read(path)) for path in dict.fromkeys(manifests)]
         host_read = None
@@ -173,14 +174,16 @@ def check(manifests: tuple[str, ...], sysfs: str | None, image: str | None, form
 @main.command()
 @click.argument("manifest", type=click.Path())
 @click.option(
-    "--image", metavar="REF", help=f"the hook's image; a new entry without it gets the placeholder {PLACEHOLDER_IMAGE}"
+    "--image",
+    metavar="REF",
+    help=f"the hook's image; without it an entry keeps its own, and a new one gets {PLACEHOLDER_IMAGE}",
 )
 @_policy
 @click.option("--diff", "is_diff", is_flag=True, help="print the difference instead of the manifest")
 @click.option("--write", "is_write", is_flag=True, help="change the file; prints nothing without --diff")
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def annotate(manifest: str, image: str | None, is_diff: bool, is_write: bool, debug: bool, **flags: Any) -> None:
-    r"""Put the sidecar and its annotations into a manifest.
+    """Put the sidecar and its annotations into a manifest.
 
     Every VM in it gets them where its VMI finds them: spec.template.metadata.annotations of a VirtualMachine or
     replica set, metadata.annotations of a VirtualMachineInstance, the template inside a pool or Template. A file
@@ -190,11 +193,11 @@ def annotate(manifest: str, image: str | None, is_diff: bool, is_write: bool, de
     given are not written. Twice is the same as once.
 
     \b
-    pcie-numa-hook annotate vm.yaml --image registry.example/pcie-numa-hook:0.1.0 --layout switch --diff
+    pcie-numa-hook annotate vm.yaml --image registry.example/hook:1 --diff
     pcie-numa-hook annotate vm.yaml --policy strict --write
 
     Exit status: 0 fine, 2 usage, 3 unreadable.
-    """
+    """  # noqa: D301
     if is_write and manifest == "-":
         raise click.UsageError("--write needs a file, found - (standard input)")
     try:

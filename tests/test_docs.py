@@ -2,12 +2,12 @@
 
 import json
 import re
-import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from hook.check import RULES
 from hook.config import OPTIONS, Config, default_text
 from hook.define import define_domain
 from hook.render import plan_json
@@ -40,6 +40,17 @@ def test_every_finding_has_a_section() -> None:
 
     assert set(called) == set(sections)
     assert len(sections) == len(set(sections))
+
+
+def test_every_rule_of_check_has_a_section() -> None:
+    text = (ROOT / "docs" / "manifests.md").read_text().partition("## Codes")[2]
+    sections = re.findall(r"^### ([a-z-]+)\n(info|warning)(;?)", text, re.MULTILINE)
+    # `misplaced-annotation` stops the hook only when it is the list of sidecars.
+    rules = [
+        (rule.code, str(rule.severity), rule.stops or rule.code == "misplaced-annotation") for rule in RULES.values()
+    ]
+
+    assert [(code, severity, bool(stops)) for code, severity, stops in sections] == rules
 
 
 @pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
@@ -82,11 +93,12 @@ def test_the_example_of_the_plan_is_one() -> None:
 
 
 def commands() -> list[str]:
-    return re.findall(r"^(\.venv/bin/pcie-numa-hook .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    texts = (path.read_text() for path in (ROOT / "README.md", ROOT / "docs" / "manifests.md"))
+    return [line for text in texts for line in re.findall(r"^(\.venv/bin/pcie-numa-hook .*)$", text, re.MULTILINE)]
 
 
 @pytest.mark.parametrize("command", commands())
-def test_the_readmes_commands_run(command: str) -> None:
-    done = subprocess.run(shlex.split(command), cwd=ROOT, capture_output=True, text=True, check=False)
+def test_the_commands_of_the_documents_run(command: str) -> None:
+    done = subprocess.run(command, cwd=ROOT, shell=True, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")
