@@ -452,13 +452,11 @@ class _Run:
 
     def _place_of(self, vm: Vm, name: str) -> Field:
         """The annotation that names a device; the sidecar's where a flag does."""
-        for key in (f"{ANNOTATION_PREFIX}numa-node.{name}", f"{ANNOTATION_PREFIX}exclude"):
-            place = vm.annotation(key)
-            if key.endswith(name) and not place.is_absent:
-                return place
-            if isinstance(place.value, str) and name in (part.strip() for part in place.value.split(",")):
-                return place
-        return vm.annotation(ANNOTATION)
+        own, exclude = (vm.annotation(ANNOTATION_PREFIX + key) for key in (f"numa-node.{name}", "exclude"))
+        if not own.is_absent:
+            return own
+        is_excluded = isinstance(exclude.value, str) and name in (part.strip() for part in exclude.value.split(","))
+        return exclude if is_excluded else vm.annotation(ANNOTATION)
 
     def _devices(self, vm: Vm) -> tuple[_Device, ...]:
         found = []
@@ -506,7 +504,7 @@ class _Run:
         elif is_unknown:
             what = " and ".join(map(str, vm.missing)) or "a parameter"
             decide = "decide" if len(vm.missing) > 1 else "decides"
-            verb = "will place" if has_sidecar else "may place"
+            verb = "will place" if has_sidecar and not vm.has_unknown_instancetype else "may place"
             self._conclude(vm, acts=None, text=f"the hook {verb} {names}; {what} {decide} more", devices=devices)
         elif config.mode is Mode.OBSERVE:
             text = f"the hook will look at {names} and change nothing; {policy}"

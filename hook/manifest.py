@@ -114,6 +114,7 @@ class Field:
     line: int  # from 1, where its key is; of an absent field that of the nearest field above
     node: yaml.Node | None  # None: absent
     raw: Any  # the value as it is written; None: absent or null
+    above: "Field | None" = None  # None: of a document
     parameters: Mapping[str, str | None] = field(default_factory=dict)  # of a template: defaults, None where none
 
     @property
@@ -189,11 +190,11 @@ class Field:
         if isinstance(key, int):
             if isinstance(self.raw, list) and isinstance(self.node, yaml.SequenceNode) and key < len(self.raw):
                 node = self.node.value[key]
-                return replace(self, path=path, line=_line(node, self.line), node=node, raw=self.raw[key])
+                return replace(self, path=path, line=_line(node, self.line), node=node, raw=self.raw[key], above=self)
         elif isinstance(self.raw, dict) and isinstance(self.node, yaml.MappingNode) and key in self.raw:
             pair = next(pair for pair in reversed(self.node.value) if _text(pair[0]) == key)
-            return replace(self, path=path, line=_line(pair[0], self.line), node=pair[1], raw=self.raw[key])
-        return replace(self, path=path, node=None, raw=None)
+            return replace(self, path=path, line=_line(pair[0], self.line), node=pair[1], raw=self.raw[key], above=self)
+        return replace(self, path=path, node=None, raw=None, above=self)
 
 
 def path_text(path: Path) -> str:
@@ -376,8 +377,11 @@ def _edits(manifest: Manifest, start: Field, path: Path, entries: Mapping[str, s
     if not missing:
         own = {_text(key): value for key, value in _own(mapping)}
         for key in [key for key in entries if key in own]:
-            if place.at(key).raw != entries[key]:
-                yield _replaced(manifest.text, own[key], entries[key], is_json=bool(mapping.flow_style))
+            node, entry = own[key], place.at(key)
+            if not isinstance(node, yaml.ScalarNode):
+                raise ManifestError(f"cannot edit {manifest.file}:{entry.line}: {entry} is no text, expected one")
+            if entry.raw != entries[key]:
+                yield _replaced(manifest.text, node, entries[key], is_json=bool(mapping.flow_style))
         entries = {key: value for key, value in entries.items() if key not in own}
     if entries:
         yield from _added(manifest, place, [str(key) for key in missing], entries, _step(start))
@@ -401,11 +405,9 @@ def _is_alias(start: Field, place: Field) -> bool:
     return False
 
 
-def _replaced(text: str, node: yaml.Node, value: str, *, is_json: bool) -> _Edit:
+def _replaced(text: str, node: yaml.ScalarNode, value: str, *, is_json: bool) -> _Edit:
     """Another text for a scalar, in its style where that can hold it."""
     start, end = node.start_mark.index, node.end_mark.index
-    if not isinstance(node, yaml.ScalarNode):
-        return _Edit(start, end, _scalar(value, is_json=is_json))
     if node.style in (_LITERAL, _FOLDED):
         indent = re.search(r"\n( *)\S", text[start:end])
         newline = _newline(text)
@@ -441,13 +443,15 @@ def _added(
     own = _own(mapping)
     # What is to be written below `mapping`: `missing` names the mappings that are not there or null.
     null = next((value for key, value in own if missing and _text(key) == missing[0]), None)
-    if mapping.flow_style and own:
-        yield _flow(text, mapping, missing, entries, null)
+    above = place.above.node if place.above is not None else None
+    is_in_braces = isinstance(above, yaml.CollectionNode) and bool(above.flow_style)
+    if mapping.flow_style and (own or is_in_braces):
+        yield _flow(text, mapping, above, _nested(missing, entries), null)
         return
     if not own:  # `{}` in a block, or the whole document
         column = _column_below(text, mapping, step)
         if column is None or not _is_alone(text, mapping):
-            yield _flow(text, mapping, missing, entries, null)
+            yield _flow(text, mapping, above, _nested(missing, entries), null)
             return
         yield from _below(text, mapping, _block(missing, entries, column, step, newline))
         return
@@ -464,6 +468,13 @@ def _added(
         return
     at = _line_end(text, _end(manifest, mapping))
     yield _Edit(at, at, newline + block)
+
+
+def _nested(missing: Sequence[str], entries: Mapping[str, str]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = entries
+    for key in reversed(missing):
+        found = {key: found}
+    return found
 
 
 def _below(text: str, node: yaml.Node, block: str) -> Iterator[_Edit]:
@@ -484,35 +495,36 @@ def _block(missing: Sequence[str], entries: Mapping[str, str], column: int, step
 
 
 def _flow(
-    text: str, mapping: yaml.MappingNode, missing: Sequence[str], entries: Mapping[str, str], null: yaml.Node | None
+    text: str, mapping: yaml.MappingNode, above: yaml.Node | None, added: Mapping[str, Any], null: yaml.Node | None
 ) -> _Edit:
-    """Add to `{…}`, with the line breaks that its entries have."""
+    """Add to `{…}`, or in place of a null in it, with the line breaks that entries have there or above."""
     own = _own(mapping)
-    first = own[0][0].start_mark.index if own else mapping.start_mark.index + 1
-    lead = text[mapping.start_mark.index + 1 : first]
-    is_spread = "\n" in lead
-    indent = len(lead) - len(lead.rstrip(" \t")) if is_spread else 0
-    value: Any = dict(entries)
+    gap = _gap(text, mapping) or (_gap(text, above) if not own and isinstance(above, yaml.MappingNode) else "")
     if null is not None:
-        for key in reversed(missing[1:]):
-            value = {key: value}
-        return _Edit(null.start_mark.index, null.end_mark.index, _json(value, lead, indent, is_spread=is_spread))
-    for key in reversed(missing):
-        value = {key: value}
-    body = [f"{json.dumps(k)}: {_json(v, lead, indent, is_spread=is_spread)}" for k, v in value.items()]
+        (value,) = added.values()
+        space = "" if text[null.start_mark.index - 1].isspace() else " "
+        return _Edit(null.start_mark.index, null.end_mark.index, space + _json(value, gap))
     if not own:
-        return _Edit(mapping.start_mark.index, mapping.end_mark.index, "{" + ", ".join(body) + "}")
+        return _Edit(mapping.start_mark.index, mapping.end_mark.index, _json(added, gap))
+    body = [f"{_scalar(key, is_json=True)}: {_json(value, gap)}" for key, value in added.items()]
     at = max(value.end_mark.index for _, value in own)
-    separator = "," + (lead if is_spread else " ")
+    separator = "," + (gap or " ")
     return _Edit(at, at, separator + separator.join(body))
 
 
-def _json(value: Any, lead: str, indent: int, *, is_spread: bool) -> str:
-    if not is_spread or isinstance(value, str):
+def _gap(text: str, mapping: yaml.MappingNode) -> str:
+    """The line break and indentation before the first entry of `{…}`; empty where it is on the line of the brace."""
+    own = _own(mapping)
+    before = text[mapping.start_mark.index : own[0][0].start_mark.index] if own and mapping.flow_style else ""
+    at = before.rfind("\n")
+    return "" if at < 0 else ("\r\n" if before[at - 1] == "\r" else "\n") + before[at + 1 :]
+
+
+def _json(value: Any, gap: str) -> str:
+    if not gap or isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
-    unit = "\t" if lead.endswith("\t") else " " * _DEFAULT_INDENT
-    text = json.dumps(value, ensure_ascii=False, indent=unit)
-    return text.replace("\n", "\n" + lead[len(lead) - indent :])
+    unit = "\t" if gap.endswith("\t") else " " * _DEFAULT_INDENT
+    return json.dumps(value, ensure_ascii=False, indent=unit).replace("\n", gap)
 
 
 def _end(manifest: Manifest, node: yaml.Node) -> int:
@@ -537,8 +549,8 @@ def _step(document: Field) -> int:
     """How far a mapping in a mapping is indented, by the first one."""
     if isinstance(document.node, yaml.MappingNode):
         for key, value in document.node.value:
-            if isinstance(value, yaml.MappingNode) and not value.flow_style:
-                return max(1, int(value.start_mark.column - key.start_mark.column))
+            if isinstance(value, yaml.MappingNode) and not value.flow_style and _own(value):
+                return max(1, int(_own(value)[0][0].start_mark.column - key.start_mark.column))
     return _DEFAULT_INDENT
 
 

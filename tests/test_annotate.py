@@ -165,6 +165,73 @@ def test_json_stays_json(kind: str, indent: int | str | None) -> None:
     assert after == json.dumps(before, indent=indent)
 
 
+@pytest.mark.parametrize("indent", [None, 2, "\t"], ids=["one line", "two", "tabs"])
+@pytest.mark.parametrize("there", [{}, None], ids=["empty", "null"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_json_stays_json_where_nothing_is_there(
+    kind: str, there: dict[str, str] | None, indent: int | str | None
+) -> None:
+    way = KINDS[kind][1]
+    for depth in range(1, len(way) + 1):
+        found: dict[str, Any] = {"apiVersion": KINDS[kind][0], "kind": kind}
+        place = found
+        for key in way[: depth - 1]:
+            place = place.setdefault(key, {})
+        place[way[depth - 1]] = there
+        text = json.dumps(found, indent=indent)
+        expected = json.loads(text)
+        place = expected
+        for key in way:
+            place[key] = place.get(key) or {}
+            place = place[key]
+        place.update({ANNOTATION: OURS, **POLICY})
+
+        assert annotated(text) == json.dumps(expected, indent=indent)
+
+
+HEAD = "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\n"
+LINES = f"    {ANNOTATION}: '{OURS}'\n    {LAYOUT}: switch\n    {MODE}: \"off\"\n"
+FLOW = f'"{ANNOTATION}": {json.dumps(OURS)}, "{LAYOUT}": "switch", "{MODE}": "off"'
+ODDITIES = {
+    "an empty null in braces": ("metadata: {annotations: }\n", f"metadata: {{annotations: {{{FLOW}}} }}\n"),
+    "a last comma": ("metadata: {annotations: {a: b,}}\n", f"metadata: {{annotations: {{a: b, {FLOW},}}}}\n"),
+    "a comment in braces": (
+        "metadata: {  # why\n  name: a  # b\n}\n",
+        f'metadata: {{  # why\n  name: a,\n  "annotations": {{\n    {FLOW.replace(", ", ",%")}\n  }}  # b\n}}\n'.replace(
+            ",%", ",\n    "
+        ),
+    ),
+    "an alias at the end": (
+        "x: &x y\nmetadata:\n  annotations:\n    a: *x  # here\nspec: {}\n",
+        f"x: &x y\nmetadata:\n  annotations:\n    a: *x  # here\n{LINES}spec: {{}}\n",
+    ),
+    "a list at the end": (
+        "metadata:\n  finalizers:\n  - a\n  - - b  # c\n# d\n",
+        f"metadata:\n  finalizers:\n  - a\n  - - b  # c\n  annotations:\n{LINES}# d\n",
+    ),
+    "an anchor at the mapping": (
+        "metadata: &m\n  annotations: &a\n    b: c\n",
+        f"metadata: &m\n  annotations: &a\n    b: c\n{LINES}",
+    ),
+    "a null where the value goes": (
+        f"metadata:\n  annotations:\n    {MODE}:  # later\n",
+        f"metadata:\n  annotations:\n    {MODE}: \"off\"  # later\n    {ANNOTATION}: '{OURS}'\n    {LAYOUT}: switch\n",
+    ),
+    "a boolean where a text goes": (
+        f"metadata:\n  annotations:\n    {MODE}: off\n",
+        f"metadata:\n  annotations:\n    {MODE}: \"off\"\n    {ANNOTATION}: '{OURS}'\n    {LAYOUT}: switch\n",
+    ),
+    "a byte order mark": ("metadata:\n  annotations:\n    a: ü\n", f"metadata:\n  annotations:\n    a: ü\n{LINES}"),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), ODDITIES.values(), ids=ODDITIES)
+def test_an_oddity(before: str, after: str) -> None:
+    mark = "\ufeff" if "ü" in before else ""
+
+    assert annotated(mark + HEAD + before) == mark + HEAD + after
+
+
 # Sidecars that are there.
 
 HOOK = '{"image": "r.test/pcie-numa-hook:0", "args": ["--mode", "observe"]}'
@@ -234,6 +301,10 @@ def test_other_sidecars_stay(before: str, image: str | None, after: str) -> None
             "{head}metadata: {annotations: {hooks.kubevirt.io/hookSidecars: '${SIDECARS}'}}\n",
             "cannot annotate vm.yaml:3: metadata.annotations[hooks.kubevirt.io/hookSidecars] is '${SIDECARS}' ",
         ),
+        (
+            "{head}metadata:\n  annotations:\n    pcie-numa-hook/layout: [node]\n",
+            "cannot edit vm.yaml:5: metadata.annotations[pcie-numa-hook/layout] is no text, expected one",
+        ),
         ("{head}metadata: text\n", "cannot edit vm.yaml:3: metadata is no mapping, expected a mapping"),
         ("{head}metadata:\n  annotations: [a]\n", "cannot edit vm.yaml:4: metadata.annotations is no mapping"),
         (
@@ -247,7 +318,18 @@ def test_other_sidecars_stay(before: str, image: str | None, after: str) -> None
         ),
         ("{head}metadata:\n  annotations:\n    a: |\n      text", "cannot edit vm.yaml: an anchor, a merge, or a text"),
     ],
-    ids=["no VM", "an object", "a list", "a parameter", "a text", "no mapping", "an alias", "an anchor", "an end"],
+    ids=[
+        "no VM",
+        "an object",
+        "a list",
+        "a parameter",
+        "a list of layouts",
+        "a text",
+        "no mapping",
+        "an alias",
+        "an anchor",
+        "an end",
+    ],
 )
 def test_what_cannot_be_annotated_is_3_and_one_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "vm.yaml"

@@ -25,6 +25,7 @@ OTHERS = (
     "open-parameters",
     "plain-vm",
     "tabs",
+    "vcpus-elsewhere",
 )
 
 
