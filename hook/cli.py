@@ -1,5 +1,6 @@
-"""The commands for people: apply and plan; must not hold rules of its own, `serve` never imports it."""
+"""The commands for people; must not hold rules of its own, `serve` never imports it."""
 
+import difflib
 import json
 import sys
 from collections.abc import Callable
@@ -7,23 +8,28 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-import yaml
 from rich.console import Console
 from rich.tree import Tree
 
 from hook import __version__, domain
-from hook.config import OPTIONS, Config, default_text, from_flags
+from hook.annotate import annotate as annotated
+from hook.check import check as checked
+from hook.check import report_json, report_lines
+from hook.config import OPTIONS, Config, default_text, from_flags, to_annotations
 from hook.define import Outcome, define_domain
-from hook.errors import ConfigError, HookError, StrictRefusal, VmiError
+from hook.errors import ConfigError, HookError, ManifestError, StrictRefusal, VmiError
+from hook.manifest import load, parse
 from hook.nccl import guest_system, host_system
 from hook.recording import open_sysfs
 from hook.render import host_json, host_matrix, host_tree, plan_json, plan_matrices, plan_tree
+from hook.sidecars import PLACEHOLDER_IMAGE
 from hook.sysfs import all_functions, read_host
 
 _SYSFS_HELP = "the host: a directory like /sys, a tar archive of one, or a recording"
 
 _PIPE_WIDTH = 1000
 EXIT_REFUSED, EXIT_USAGE, EXIT_INPUT = 1, 2, 3
+EXIT_FINDINGS = 1
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -42,8 +48,8 @@ def serve() -> None:
     raise click.UsageError("serve must be the first word of the command line")
 
 
-def _common(command: Callable[..., None]) -> Callable[..., None]:
-    """The inputs and policy flags of a use-case command, from the same table as `serve` and the annotations."""
+def _policy(command: Callable[..., None]) -> Callable[..., None]:
+    """The policy flags, from the same table as those of `serve` and the annotations."""
     for option in reversed(OPTIONS):
         default = default_text(option)
         command = click.option(
@@ -54,6 +60,12 @@ def _common(command: Callable[..., None]) -> Callable[..., None]:
             multiple=option.is_repeatable,
             help=option.help + (f"  [default: {default}]" if default else ""),
         )(command)
+    return command
+
+
+def _common(command: Callable[..., None]) -> Callable[..., None]:
+    """The inputs and policy flags of a use-case command."""
+    command = _policy(command)
     command = click.option("--debug", is_flag=True, help="show tracebacks")(command)
     command = click.option("--sysfs", default="/sys", show_default=True, metavar="PATH", help=_SYSFS_HELP)(command)
     command = click.option("--vmi", type=click.Path(), metavar="FILE", help="VMI as JSON or YAML")(command)
@@ -77,8 +89,7 @@ def apply(domain_path: str, vmi: str | None, sysfs: str, debug: bool, **flags: A
     _, outcome = _run(domain_path, vmi, sysfs, flags, debug=debug)
     for finding in outcome.plan.findings:
         click.echo(str(finding), err=True)
-    sys.stdout.buffer.write(outcome.xml)
-    sys.stdout.buffer.flush()
+    _write(outcome.xml)
 
 
 @main.command()
@@ -128,6 +139,113 @@ def host(sysfs: str, debug: bool, form: str) -> None:
         _print(host_tree(topology, {}))
 
 
+@main.command()
+@click.argument("manifests", metavar="MANIFEST...", nargs=-1, required=True, type=click.Path())
+@click.option("--sysfs", metavar="PATH", help=f"{_SYSFS_HELP}; says what it does not have")
+@click.option("--image", metavar="REF", help="the hook's image, where its repository is not called pcie-numa-hook")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--debug", is_flag=True, help="show tracebacks")
+def check(manifests: tuple[str, ...], sysfs: str | None, image: str | None, form: str, debug: bool) -> None:
+    """Say of manifests whether the hook will act on each VM, and what is missing.
+
+    Reads YAML and JSON, several documents, Lists and OpenShift Templates; - is standard input. Give the files that
+    belong together at once: VMs, pools and replica sets, the instance types and preferences that they name, and, if
+    at hand, the KubeVirt CR and the KubeletConfiguration. Then what these say is checked too; what no file shows is
+    listed as what the cluster must have.
+
+    \b
+    pcie-numa-hook check vm.yaml
+    pcie-numa-hook check vm.yaml instancetype.yaml kubevirt.yaml
+    pcie-numa-hook check vm.yaml kubevirt.yaml --sysfs node.sysfs
+    kubectl get vm,kubevirt -A -o yaml | pcie-numa-hook check -
+
+    docs/manifests.md explains each [code]. Notes ("info") do not change the exit status.
+
+    Exit status: 0 fine, 1 findings, 2 usage, 3 unreadable.
+    """  # noqa: D301 (click takes the control character for "leave these lines alone")
+    try:
+        parsed = [parse(_file_name(path), _read(path)) for path in dict.fromkeys(manifests)]
+        host_read = None
+        if sysfs is not None:
+            tree = open_sysfs(sysfs)
+            host_read = read_host(tree, all_functions(tree), ())
+    except (HookError, OSError) as error:
+        _stop(error, EXIT_INPUT, debug=debug)
+    report = checked(parsed, host_read, image)
+    if form == "json":
+        click.echo(json.dumps(report_json(report), indent=2))
+    else:
+        for line in report_lines(report):
+            click.echo(line)
+    sys.exit(0 if report.is_fine else EXIT_FINDINGS)
+
+
+@main.command()
+@click.argument("manifest", type=click.Path())
+@click.option(
+    "--image",
+    metavar="REF",
+    help=f"the hook's image; without it an entry keeps its own, and a new one gets {PLACEHOLDER_IMAGE}",
+)
+@_policy
+@click.option("--diff", "is_diff", is_flag=True, help="print the difference instead of the manifest")
+@click.option("--write", "is_write", is_flag=True, help="change the file; prints nothing without --diff")
+@click.option("--debug", is_flag=True, help="show tracebacks")
+def annotate(manifest: str, image: str | None, is_diff: bool, is_write: bool, debug: bool, **flags: Any) -> None:
+    """Put the sidecar and its annotations into a manifest.
+
+    Every VM in it gets them where its VMI finds them: spec.template.metadata.annotations of a VirtualMachine or
+    replica set, metadata.annotations of a VirtualMachineInstance, the template inside a pool or Template. A file
+    without VMs gets them in spec.annotations of every instance type and preference.
+
+    Other sidecars stay listed, and every line that the annotations do not need stays as it is. Options that are not
+    given are not written. Twice is the same as once.
+
+    \b
+    pcie-numa-hook annotate vm.yaml --image registry.example/hook:1 --diff
+    pcie-numa-hook annotate vm.yaml --policy strict --write
+
+    Exit status: 0 fine, 2 usage, 3 unreadable.
+    """  # noqa: D301
+    if is_write and manifest == "-":
+        raise click.UsageError("--write needs a file, found - (standard input)")
+    try:
+        policy = to_annotations({name.replace("_", "-"): value for name, value in flags.items()})
+    except ConfigError as error:
+        _stop(error, EXIT_USAGE, debug=debug)
+    try:
+        before = _read(manifest)
+        after = annotated(parse(_file_name(manifest), before), image, policy)
+        if is_write and after != before:
+            Path(manifest).write_bytes(after)
+    except (HookError, OSError) as error:
+        _stop(error, EXIT_INPUT, debug=debug)
+    if is_diff:
+        _write(_diff(_file_name(manifest), before, after))
+    elif not is_write:
+        _write(after)
+    if PLACEHOLDER_IMAGE.encode() in after and PLACEHOLDER_IMAGE.encode() not in before:
+        click.echo(f"pcie-numa-hook: the image {PLACEHOLDER_IMAGE} is a placeholder, give yours with --image", err=True)
+
+
+def _diff(name: str, before: bytes, after: bytes) -> bytes:
+    old, new = (content.decode().splitlines(keepends=True) for content in (before, after))
+    text = ""
+    for line in difflib.unified_diff(old, new, fromfile=name, tofile=name):
+        text += line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+    return text.encode()
+
+
+def _write(content: bytes) -> None:
+    """Write bytes as they are, line ends included."""
+    sys.stdout.buffer.write(content)
+    sys.stdout.buffer.flush()
+
+
+def _file_name(path: str) -> str:
+    return "standard input" if path == "-" else path
+
+
 def _print(tree: Tree) -> None:
     """Print a tree; in a pipe or a file lines are as long as they are."""
     Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(tree)
@@ -168,7 +286,6 @@ def _vmi_json(path: str) -> bytes:
     if content.lstrip()[:1] == b"{":
         return content
     try:
-        return json.dumps(yaml.safe_load(content), default=str).encode()
-    # TypeError and ValueError: keys that are no texts, an anchor inside itself.
-    except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
-        raise VmiError(f"cannot read the VMI {path}: {' '.join(str(error).split())}, expected JSON or YAML") from None
+        return json.dumps(load(content.decode())).encode()
+    except (ManifestError, UnicodeDecodeError) as error:
+        raise VmiError(f"cannot read the VMI {path}: {str(error).removeprefix('cannot read YAML: ')}") from None

@@ -1,5 +1,6 @@
 """Policy as one frozen value, made of flags and VMI annotations by one table; must not know XML, hosts or gRPC."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -9,6 +10,8 @@ from hook.errors import ConfigError, Finding, Severity
 
 ANNOTATION_PREFIX = "pcie-numa-hook/"
 OVERRIDE = "numa-node"
+# The part after the slash of a key (apimachinery, IsQualifiedName).
+_KEY_NAME = re.compile(r"(?=.{1,63}$)[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
 MAX_NODE = 1023  # the kernel's largest MAX_NUMNODES (CONFIG_NODES_SHIFT=10)
 
 
@@ -219,6 +222,31 @@ def with_annotations(config: Config, annotations: Mapping[str, str]) -> tuple[Co
         except ValueError as error:
             findings.append(_bad(key, "bad-annotation", f"the value is ignored: {error}"))
     return config, tuple(findings)
+
+
+def to_annotations(flags: Mapping[str, str | Sequence[str] | None]) -> Mapping[str, str]:
+    """Write flags as the annotations that mean the same, in the order of the table.
+
+    Raises:
+        ConfigError: a value is not allowed, or cannot be an annotation; the text names the flag.
+    """
+    from_flags(flags)
+    found: dict[str, str] = {}
+    for option in OPTIONS:
+        given = flags.get(option.name)
+        texts = (given,) if isinstance(given, str) else tuple(given or ())
+        if option.name == OVERRIDE:
+            for text in texts:
+                device, node = _override(text)
+                if not _KEY_NAME.fullmatch(f"{OVERRIDE}.{device}"):
+                    raise ConfigError(
+                        f"cannot use --{OVERRIDE} {text}: Kubernetes allows no {device!r} in the key of an annotation, "
+                        f"expected a device's name in the VMI, or the flag in the sidecar's args"
+                    )
+                found[f"{ANNOTATION_PREFIX}{OVERRIDE}.{device}"] = str(node)
+        elif texts:
+            found[ANNOTATION_PREFIX + option.name] = ",".join(text.strip() for text in texts)
+    return found
 
 
 def _bad(key: str, code: str, message: str) -> Finding:

@@ -5,6 +5,7 @@ HookError
 │   └── DomainXmlTooLarge     … because it is over the limit
 ├── VmiError              the VMI JSON cannot be used
 ├── SysfsError            there is no host to read at the given path
+├── ManifestError         a file holds no YAML or JSON, or cannot be edited safely
 ├── ConfigError           a flag, or an annotation under strict, has a bad value
 └── StrictRefusal         policy strict: the VM must not start like this
 """
@@ -58,6 +59,10 @@ class VmiError(HookError):
 
 class SysfsError(HookError):
     """The path holds no sysfs: it does not exist, cannot be read, or is no recording."""
+
+
+class ManifestError(HookError):
+    """A manifest cannot be read, or cannot be edited without changing something else."""
 
 
 class ConfigError(HookError):

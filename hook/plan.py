@@ -221,6 +221,12 @@ def make_plan(
     return planner.finish()
 
 
+def can_hold_expanders(arch: str, machine: str) -> bool:
+    """True when this machine type of this architecture (as in the domain XML) has PCIe expander buses."""
+    names = _MACHINES.get(arch, ())
+    return any(machine == name or (name.endswith("-") and machine.startswith(name)) for name in names)
+
+
 def _not(guest: GuestDomain, code: str, message: str) -> Finding:
     """A reason to do nothing; it matters only to a VM with devices."""
     return Finding(Severity.WARNING if guest.hostdevs else Severity.INFO, code, "", message)
@@ -231,8 +237,7 @@ def _not_applicable(guest: GuestDomain, config: Config) -> Finding | None:
         return Finding(Severity.INFO, "mode-off", "", "the hook is switched off for this VM")
     if not guest.hostdevs and not any(controller.is_own for controller in guest.controllers):
         return Finding(Severity.INFO, "no-devices", "", "the VM has no passed-through PCI device (migration target?)")
-    names = _MACHINES.get(guest.arch, ())
-    if not any(guest.machine == name or (name.endswith("-") and guest.machine.startswith(name)) for name in names):
+    if not can_hold_expanders(guest.arch, guest.machine):
         return _not(
             guest, "unsupported-machine", f"machine {guest.machine!r} on {guest.arch} cannot hold PCIe expander buses"
         )

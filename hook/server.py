@@ -6,7 +6,6 @@ one second on a fifth of a CPU, and a late answer costs the VM (KubeVirt pkg/hoo
 
 import argparse
 import os
-import re
 import signal
 import socket
 import stat
@@ -18,7 +17,8 @@ from typing import Any
 import grpc
 
 from hook import log
-from hook.config import OPTIONS, Config, default_text, from_flags
+from hook.arguments import PLUGIN_DIR, SOCKET_DIR, VERSIONS, add_arguments, policy_flags
+from hook.config import Config, from_flags
 from hook.define import Outcome, define_domain
 from hook.errors import (
     ConfigError,
@@ -42,17 +42,12 @@ from hook.protocol import (
 from hook.recording import open_sysfs
 from hook.sysfs import MemoryTree
 
-SOCKET_DIR = "/var/run/kubevirt-hooks"
-PLUGIN_DIR = "/var/run/kubevirt-plugin"  # /NAME, with the plugin's name
-VERSIONS = ("v1alpha1", "v1alpha2", "v1alpha3")
 EXIT_FAILED = 1
 # sun_path holds 108 bytes with the final NUL (unix(7)). virt-launcher sees the socket one folder deeper.
 _PATH_LIMIT_BYTES = 107
 _LAUNCHER_FOLDER_BYTES = len(f"{SOCKET_DIR}/hook-sidecar-000/")
 _GRACE_SECONDS = 1.0
 _WORKERS = 2
-
-_PLUGIN_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?")
 
 _STATUS = {
     DomainXmlTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -249,12 +244,17 @@ def serve(arguments: Sequence[str]) -> int:
     # that sets an Event can lose the wake-up on a throttled CPU.
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    parser = _parser()
+    parser = argparse.ArgumentParser(
+        prog="pcie-numa-hook serve",
+        description="Run the KubeVirt hook sidecar. Each policy flag is also a VMI annotation pcie-numa-hook/FLAG, "
+        "and the annotation wins.",
+    )
+    add_arguments(parser)
     options = parser.parse_args(arguments)
     versions = [version for version in VERSIONS if version in (options.version or VERSIONS)]
     logger = log.start()
     try:
-        config = from_flags({option.name: getattr(options, option.field) for option in OPTIONS})
+        config = from_flags(policy_flags(options))
     except ConfigError as error:
         parser.error(str(error))
     path = socket_path(options.socket_dir, options.plugin)
@@ -274,42 +274,3 @@ def serve(arguments: Sequence[str]) -> int:
     logger.info("stopping: %s", signal.Signals(received).name)
     server.stop(_GRACE_SECONDS).wait()
     return 0
-
-
-def _plugin_name(text: str) -> str:
-    """The name of a Plugin object, which becomes a folder."""
-    if not _PLUGIN_NAME.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no name of a Kubernetes object")
-    return text
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="pcie-numa-hook serve",
-        description="Run the KubeVirt hook sidecar. Each policy flag is also a VMI annotation pcie-numa-hook/FLAG, "
-        "and the annotation wins.",
-    )
-    parser.add_argument(
-        "--socket-dir", metavar="DIR", help=f"[default: {SOCKET_DIR}, or {PLUGIN_DIR}/NAME for a plugin]"
-    )
-    parser.add_argument(
-        "--plugin",
-        type=_plugin_name,
-        metavar="NAME",
-        help="serve KubeVirt's structured plugin API (v1.9, alpha) as this plugin, instead of the hook API",
-    )
-    parser.add_argument("--sysfs", default="/sys", metavar="PATH", help="the host [default: /sys]")
-    parser.add_argument(
-        "--version", action="append", choices=VERSIONS, help="hook version to offer, repeatable [default: all]"
-    )
-    for option in OPTIONS:
-        default = default_text(option)
-        parser.add_argument(
-            f"--{option.name}",
-            dest=option.field,
-            action="append" if option.is_repeatable else "store",
-            choices=option.values or None,
-            metavar=option.metavar,
-            help=option.help + (f" [default: {default}]" if default else ""),
-        )
-    return parser

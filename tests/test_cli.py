@@ -102,6 +102,15 @@ def test_a_vmi_may_be_json_or_yaml(folder: Path, name: str) -> None:
     assert [device["action"] for device in plan(folder, "--vmi", f"@{name}")["devices"]] == ["excluded", "placed"]
 
 
+def test_a_vmi_in_yaml_says_what_it_says_to_kubernetes(folder: Path) -> None:
+    """An address without quotes is a text there, not a number in base 60; `off` is no text."""
+    (folder / "vmi.yaml").write_text(
+        f"metadata:\n  annotations:\n    pcie-numa-hook/exclude: {A}\n    pcie-numa-hook/mode: off\n"
+    )
+
+    assert [device["action"] for device in plan(folder, "--vmi", "@vmi.yaml")["devices"]] == ["excluded", "placed"]
+
+
 # Exit status.
 
 
@@ -149,7 +158,7 @@ BAD = {
     "half.json": b'{"metadata": ',
     "bad.yaml": b"a: [1, 2\nb: }",
     "list.yaml": b"- 1\n- 2\n",
-    "date.yaml": b"2026-11-30: key\n",
+    "key.yaml": b"? [a]\n: 1\n",
     "circle.yaml": b"a: &x\n  - *x\n",
     "text.sysfs": b"this is no recording\n",
     "other.tar.gz": b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff" + b"\xff" * 50,
@@ -170,12 +179,12 @@ BAD = {
         (["--vmi", "@garbage"], "cannot read the VMI {}/garbage: "),
         (["--vmi", "@list.json"], "cannot read the VMI: found a JSON list, expected an object"),
         (["--vmi", "@half.json"], "cannot read the VMI: Expecting value: line 1 column 14 (char 13), expected JSON"),
-        (["--vmi", "@bad.yaml"], "cannot read the VMI {}/bad.yaml: while parsing a flow sequence"),
+        (["--vmi", "@bad.yaml"], "cannot read the VMI {}/bad.yaml: line 2, column 2: while parsing a flow sequence"),
         (["--vmi", "@list.yaml"], "cannot read the VMI: found a JSON list, expected an object"),
-        (["--vmi", "@date.yaml"], "cannot read the VMI {}/date.yaml: keys must be str"),
+        (["--vmi", "@key.yaml"], "cannot read the VMI {}/key.yaml: line 1, column 3: found a key that is no text"),
         (
             ["--vmi", "@circle.yaml"],
-            "cannot read the VMI {}/circle.yaml: Circular reference detected, expected JSON or YAML",
+            "cannot read the VMI {}/circle.yaml: line 1, column 4: found unconstructable recursive node",
         ),
         (["--sysfs", "@missing"], "cannot read sysfs at {}/missing: there is no such directory"),
         (["--sysfs", "@."], "cannot read sysfs at {}: it holds neither bus/pci/devices nor devices/system/node"),

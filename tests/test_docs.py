@@ -2,26 +2,19 @@
 
 import json
 import re
-import shlex
 import subprocess
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from hook.config import OPTIONS, Config, default_text, with_annotations
+from hook.check import RULES
+from hook.config import OPTIONS, Config, default_text
 from hook.define import define_domain
 from hook.render import plan_json
-from hook.server import socket_path
 from tests.scenario import Scenario
 
 ROOT = Path(__file__).parent.parent
 MARKDOWN = sorted(path for path in ROOT.rglob("*.md") if ".venv" not in path.parts)
-PLUGIN = ROOT / "examples" / "plugin" / "plugin.yaml"
-EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*.yaml") if path != PLUGIN)
-SIDECARS = "hooks.kubevirt.io/hookSidecars"
 
 
 def test_the_table_of_options_is_the_table_of_the_program() -> None:
@@ -50,6 +43,17 @@ def test_every_finding_has_a_section() -> None:
 
     assert set(called) == set(sections)
     assert len(sections) == len(set(sections))
+
+
+def test_every_rule_of_check_has_a_section() -> None:
+    text = (ROOT / "docs" / "manifests.md").read_text().partition("## Codes")[2]
+    sections = re.findall(r"^### ([a-z-]+)\n(info|warning)(;?)", text, re.MULTILINE)
+    # `misplaced-annotation` stops the hook only when it is the list of sidecars.
+    rules = [
+        (rule.code, str(rule.severity), rule.stops or rule.code == "misplaced-annotation") for rule in RULES.values()
+    ]
+
+    assert [(code, severity, bool(stops)) for code, severity, stops in sections] == rules
 
 
 @pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
@@ -92,50 +96,12 @@ def test_the_example_of_the_plan_is_one() -> None:
 
 
 def commands() -> list[str]:
-    return re.findall(r"^(\.venv/bin/pcie-numa-hook .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    texts = (path.read_text() for path in (ROOT / "README.md", ROOT / "docs" / "manifests.md"))
+    return [line for text in texts for line in re.findall(r"^(\.venv/bin/pcie-numa-hook .*)$", text, re.MULTILINE)]
 
 
 @pytest.mark.parametrize("command", commands())
-def test_the_readmes_commands_run(command: str) -> None:
-    done = subprocess.run(shlex.split(command), cwd=ROOT, capture_output=True, text=True, check=False)
+def test_the_commands_of_the_documents_run(command: str) -> None:
+    done = subprocess.run(command, cwd=ROOT, shell=True, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def annotations(document: Any) -> Iterator[Mapping[str, str]]:
-    """Every mapping of annotations that is put on a VMI."""
-    template = document["spec"].get("template", {}).get("metadata", document["spec"])
-    yield template["annotations"]
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_examples_have_annotations_that_work(path: Path) -> None:
-    for document in yaml.safe_load_all(path.read_text()):
-        for given in annotations(document):
-            sidecars = json.loads(given[SIDECARS])
-            config, findings = with_annotations(Config(), given)
-
-            assert [set(sidecar) for sidecar in sidecars] == [{"image"}]
-            assert findings == ()
-            assert (config == Config()) is (set(given) == {SIDECARS})
-
-
-def test_the_plugin_is_where_the_sidecar_listens() -> None:
-    plugin, policy, binding = yaml.safe_load_all(PLUGIN.read_text())
-    path = plugin["spec"]["domainHooks"][0]["sidecar"]["socketPath"]
-    patch = policy["spec"]["mutations"][0]["jsonPatch"]["expression"]
-
-    assert path == socket_path(None, plugin["metadata"]["name"])
-    assert 'args: ["--plugin", "pcie-numa-hook"]' in patch
-    assert f'mountPath: "{path.rpartition("/")[0]}/"' in patch
-    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
-
-
-def test_vms_of_examples_have_what_the_hook_needs() -> None:
-    for path in EXAMPLES:
-        spec = yaml.safe_load(path.read_text())["spec"]
-        if "template" in spec:
-            domain = spec["template"]["spec"]["domain"]
-            assert domain["cpu"]["dedicatedCpuPlacement"] is True
-            assert domain["cpu"]["numa"] == {"guestMappingPassthrough": {}}
-            assert "hugepages" in domain["memory"]
