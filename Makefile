@@ -50,7 +50,7 @@ check: setup  ## lint, types, layers
 	$(BIN)/lint-imports
 
 golden: setup  ## rewrite the goldens; read the diff before you commit it
-	REGENERATE=1 $(BIN)/python -m pytest -q tests/test_scenarios.py tests/test_cases.py tests/test_cli.py || true
+	REGENERATE=1 $(BIN)/python -m pytest -q tests/test_scenarios.py tests/test_cases.py tests/test_cli.py tests/test_recording.py || true
 	git diff --stat -- tests/goldens
 
 bench: setup  ## time the planner, 8 to 128 devices, as ratios in one run

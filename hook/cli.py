@@ -1,4 +1,4 @@
-"""The commands for people: apply and plan; must not hold rules of its own, `serve` never imports it."""
+"""The commands for people: apply, plan, host, record; must not hold rules of its own, `serve` never imports it."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from hook import __version__, domain
 from hook.config import OPTIONS, Config, default_text, from_flags
 from hook.define import Outcome, define_domain
 from hook.errors import ConfigError, HookError, StrictRefusal, VmiError
-from hook.recording import open_sysfs
+from hook.recording import open_sysfs, record
 from hook.render import host_json, host_matrix, host_tree, plan_json, plan_matrices, plan_tree
 from hook.sysfs import all_functions, read_host
 
@@ -117,6 +117,44 @@ def host(sysfs: str, debug: bool, form: str) -> None:
         click.echo(host_matrix(topology), nl=False)
     else:
         _print(host_tree(topology, {}))
+
+
+@main.command("record")
+@click.option("--sysfs", default="/sys", show_default=True, metavar="PATH", help=_SYSFS_HELP)
+@click.option(
+    "--domain",
+    "domain_path",
+    type=click.Path(),
+    metavar="FILE",
+    help="domain XML, - for standard input: record only what the hook reads for this VM",
+)
+@click.option("-o", "--output", type=click.Path(), default="-", metavar="FILE", help="instead of standard output")
+@click.option("--debug", is_flag=True, help="show tracebacks")
+def record_(sysfs: str, domain_path: str | None, output: str, debug: bool) -> None:
+    r"""Write down a host's PCI and NUMA sysfs as one text file, for a bug report or a test.
+
+    It has exactly the attributes that the hook reads: ids, classes, NUMA nodes, CPU lists, BARs and
+    the tree. Serial numbers, MACs and host names are not among them. Every --sysfs takes the file,
+    gzipped too. Before it is written it is read back and compared with the host.
+
+    \b
+      pcie-numa-hook record -o host.sysfs
+      pcie-numa-hook record --sysfs host.tar.gz --domain vm.xml -o host.sysfs
+
+    Exit status: 0 fine, 2 usage, 3 bad input.
+    """
+    try:
+        tree = open_sysfs(sysfs)
+        sources = None
+        if domain_path is not None:
+            sources = [hostdev.source for hostdev in domain.parse(_read(domain_path)).guest.hostdevs]
+        text = record(tree, sources)
+        if output == "-":
+            click.echo(text, nl=False)
+        else:
+            Path(output).write_text(text, encoding="utf-8")
+    except (HookError, OSError) as error:
+        _stop(error, EXIT_INPUT, debug=debug)
 
 
 def _print(tree: Tree) -> None:

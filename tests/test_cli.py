@@ -352,6 +352,43 @@ def test_a_host_without_cards_has_no_matrix(folder: Path) -> None:
     assert result.stdout == "the host has no GPU, accelerator or network card\n"
 
 
+# record.
+
+
+def test_a_host_is_recorded_to_a_file_or_to_standard_output(folder: Path) -> None:
+    printed = run(folder, "record", "--sysfs", "@host.sysfs")
+    written = run(folder, "record", "--sysfs", "@host.sysfs", "-o", "@again.sysfs")
+
+    assert (printed.exit_code, printed.stderr, written.exit_code, written.output) == (0, "", 0, "")
+    assert (folder / "again.sysfs").read_text() == printed.stdout
+    assert plan(folder) == plan(folder, "--sysfs", "@again.sysfs")
+
+
+def test_a_recording_for_a_vm_has_its_devices_alone(folder: Path) -> None:
+    (folder / "vm.xml").write_bytes(vm([hostdev(B, "b")]))
+    result = run(folder, "record", "--sysfs", "@host.sysfs", "--domain", "@vm.xml")
+
+    assert result.exit_code == 0
+    assert (A in result.stdout, B in result.stdout) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--sysfs", "@missing"], 3, "pcie-numa-hook: cannot read sysfs at {}/missing: there is no such directory"),
+        (["-o", "@none/host.sysfs"], 3, "pcie-numa-hook: [Errno 2] No such file or directory: '{}/none/host.sysfs'"),
+        (["--domain", "@vmi.json"], 3, "pcie-numa-hook: cannot parse the domain XML: "),
+        (["here"], 2, "Error: Got unexpected extra argument (here)"),
+    ],
+    ids=["no host", "no folder", "no domain", "an argument"],
+)
+def test_what_cannot_be_recorded(folder: Path, arguments: list[str], status: int, message: str) -> None:
+    result = run(folder, "record", "--sysfs", "@host.sysfs", *arguments)
+
+    assert (result.exit_code, result.stdout) == (status, "")
+    assert result.stderr.splitlines()[-1].startswith(message.format(folder))
+
+
 # Help, and the real process.
 
 

@@ -13,8 +13,11 @@ import yaml
 
 from hook.config import OPTIONS, Config, default_text, with_annotations
 from hook.define import define_domain
+from hook.recording import open_sysfs, record
 from hook.render import plan_json
 from hook.server import socket_path
+from hook.sysfs import MemoryTree
+from tests.build import unpack
 from tests.scenario import Scenario
 
 ROOT = Path(__file__).parent.parent
@@ -97,6 +100,21 @@ def test_the_readmes_commands_run(command: str) -> None:
     done = subprocess.run(shlex.split(command), cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_archive_that_the_docs_make_is_read_as_the_host(tmp_path: Path) -> None:
+    command = re.findall(
+        r"^kubectl exec POD -- sh -c '(cd /sys .*)' >", (ROOT / "docs/recordings.md").read_text(), re.M
+    )
+    machine = open_sysfs(str(ROOT / "tests/hosts/l5640-sriov.sysfs"))
+    assert isinstance(machine, MemoryTree)
+    folder = unpack(machine, tmp_path / "sys")
+    (folder / "bus/mdev/devices").mkdir(parents=True)
+    done = subprocess.run(["sh", "-c", command[0].replace("cd /sys", f"cd {folder}")], capture_output=True, check=False)
+    (tmp_path / "host.tar.gz").write_bytes(done.stdout)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert record(open_sysfs(str(tmp_path / "host.tar.gz"))) == record(machine)
 
 
 def annotations(document: Any) -> Iterator[Mapping[str, str]]:
