@@ -104,7 +104,7 @@ def test_the_readmes_commands_run(command: str) -> None:
 
 def test_the_archive_that_the_docs_make_is_read_as_the_host(tmp_path: Path) -> None:
     command = re.findall(
-        r"^kubectl exec POD -- sh -c '(cd /sys .*)' >", (ROOT / "docs/recordings.md").read_text(), re.M
+        r"^kubectl exec POD -- sh -c '(cd /sys .*)' >", (ROOT / "docs/recordings.md").read_text(), re.MULTILINE
     )
     machine = open_sysfs(str(ROOT / "tests/hosts/l5640-sriov.sysfs"))
     assert isinstance(machine, MemoryTree)
