@@ -1,4 +1,4 @@
-"""The commands for people: apply, plan, host, record; must not hold rules of its own, `serve` never imports it."""
+"""The commands for people, all but serve; must not hold rules of its own, and `serve` never imports it."""
 
 import json
 import sys
@@ -18,11 +18,12 @@ from hook.errors import ConfigError, HookError, StrictRefusal, VmiError
 from hook.recording import open_sysfs, record
 from hook.render import host_json, host_matrix, host_tree, plan_json, plan_matrices, plan_tree
 from hook.sysfs import all_functions, read_host
+from hook.verify import InputError, verify
 
 _SYSFS_HELP = "the host: a directory like /sys, a tar archive of one, or a recording"
 
 _PIPE_WIDTH = 1000
-EXIT_REFUSED, EXIT_USAGE, EXIT_INPUT = 1, 2, 3
+EXIT_REFUSED, EXIT_DIFFERENT, EXIT_USAGE, EXIT_INPUT = 1, 1, 2, 3
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -155,6 +156,32 @@ def record_(sysfs: str, domain_path: str | None, output: str, debug: bool) -> No
             Path(output).write_text(text, encoding="utf-8")
     except (HookError, OSError) as error:
         _stop(error, EXIT_INPUT, debug=debug)
+
+
+@main.command("verify")
+@click.option("--plan", "plan_path", required=True, type=click.Path(), metavar="FILE", help="JSON plan, - for stdin")
+@click.option("--sysfs", default="/sys", show_default=True, metavar="PATH", help=_SYSFS_HELP.replace("host", "guest"))
+@click.option("--debug", is_flag=True, help="show tracebacks")
+def verify_(plan_path: str, sysfs: str, debug: bool) -> None:
+    r"""Compare a guest's sysfs with the plan, in the guest or from its recording.
+
+    It compares address, NUMA node, bridges above and BARs of each placed device, and the class of
+    each pair, and tells a wrong NUMA node from a device or BAR that found no room. The file
+    hook/verify.py does the same alone, with Python 3.6 and nothing else.
+
+    \b
+      pcie-numa-hook plan --format json --domain vm.xml --sysfs host.sysfs > plan.json
+      pcie-numa-hook verify --plan plan.json
+
+    Exit status: 0 as planned, 1 a difference, 2 usage, 3 bad input.
+    """
+    try:
+        text, is_as_planned = verify(_read(plan_path).decode("utf-8", "replace"), open_sysfs(sysfs))
+    except (HookError, InputError, OSError) as error:
+        _stop(error, EXIT_INPUT, debug=debug)
+    click.echo(text, nl=False)
+    if not is_as_planned:
+        sys.exit(EXIT_DIFFERENT)
 
 
 def _print(tree: Tree) -> None:

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.tree import Tree
 from hook.address import PciAddress, format_cpu_list
 from hook.define import Outcome
 from hook.errors import Finding, Severity
-from hook.guest import Controller, GuestAddress, GuestDomain, Hostdev, Model
+from hook.guest import Controller, GuestAddress, GuestDomain, Hostdev, Kind, Model
 from hook.host import HostTopology, PciFunction
 from hook.locality import Distance, NcclPath, distance_matrix, nccl_path
 from hook.plan import Action, DevicePlan, map_cells
@@ -23,6 +24,7 @@ _ACTION_STYLE = {Action.PLACED: "green", Action.KEPT: "cyan", Action.LEFT: "yell
 def plan_json(outcome: Outcome) -> dict[str, Any]:
     """The plan in the stable schema of docs/plan-json.md."""
     plan = outcome.plan
+    guest = plan.guest_topology(outcome.host)
     return {
         "changed": plan.is_changed,
         "layout": str(plan.layout),
@@ -46,7 +48,7 @@ def plan_json(outcome: Outcome) -> dict[str, Any]:
             }
             for controller in plan.controllers
         ],
-        "devices": [_device_json(device) for device in plan.devices],
+        "devices": [_device_json(device, outcome.host, guest) for device in plan.devices],
         "findings": [
             {"severity": str(f.severity), "code": f.code, "subject": f.subject, "message": f.message}
             for f in plan.findings
@@ -54,10 +56,15 @@ def plan_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _device_json(device: DevicePlan) -> dict[str, Any]:
+def _device_json(device: DevicePlan, host: HostTopology, guest: HostTopology) -> dict[str, Any]:
     hostdev, place = device.hostdev, device.place
     address = device.address
+    function = device.function(host)
+    # What a mediated device shows in the guest is its driver's business; its parent says nothing about it.
+    shown = function if hostdev.kind is Kind.PCI else None
+    bridges = guest.functions[place.guest_bdf].bridges if place is not None else None
     return {
+        "name": hostdev.name,
         "alias": hostdev.alias,
         "kind": str(hostdev.kind),
         "source": str(hostdev.source),
@@ -69,6 +76,11 @@ def _device_json(device: DevicePlan) -> dict[str, Any]:
         if address is None
         else {"bus": address.bus, "slot": address.slot, "function": address.function},
         "guest_bdf": str(place.guest_bdf) if place is not None else None,
+        "guest_bridges": [str(bridge) for bridge in bridges] if bridges is not None else None,
+        "vendor": shown.vendor if shown is not None else None,
+        "device": shown.device if shown is not None else None,
+        "class": function.class_code if function is not None else None,
+        "bars": [asdict(region) for region in shown.regions] if shown is not None else None,
         "reason": device.reason,
     }
 
