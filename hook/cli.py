@@ -1,5 +1,6 @@
 """The commands for people, all but serve; must not hold rules of its own, and `serve` never imports it."""
 
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -9,14 +10,23 @@ from typing import Any, NoReturn
 import click
 import yaml
 from rich.console import Console
-from rich.tree import Tree
 
-from hook import __version__, domain
+from hook import __version__, domain, pci_ids
 from hook.config import OPTIONS, Config, default_text, from_flags
 from hook.define import Outcome, define_domain
 from hook.errors import ConfigError, HookError, StrictRefusal, VmiError
+from hook.picture import host_html, host_svg, plan_html, plan_svg
 from hook.recording import open_sysfs, record
-from hook.render import host_json, host_matrix, host_tree, plan_json, plan_matrices, plan_tree
+from hook.render import (
+    diff_text,
+    host_json,
+    host_matrix,
+    host_tree,
+    plan_json,
+    plan_matrices,
+    plan_tree,
+    xml_diff,
+)
 from hook.sysfs import all_functions, read_host
 from hook.verify import InputError, verify
 
@@ -33,6 +43,9 @@ def main() -> None:
 
     `serve` is the KubeVirt hook sidecar; the other commands do the same work from the shell.
     """
+    # A terminal that has no arrows gets question marks, not a traceback.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 @main.command()
@@ -81,29 +94,83 @@ def apply(domain_path: str, vmi: str | None, sysfs: str, debug: bool, **flags: A
     sys.stdout.buffer.flush()
 
 
+def _shown(*formats: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The options of a command that shows something."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        command = click.option(
+            "--pci-ids",
+            "ids_path",
+            type=click.Path(),
+            metavar="FILE",
+            help="names of vendors, devices and classes  [default: the machine's pci.ids, if it has one]",
+        )(command)
+        return click.option("--format", "form", type=click.Choice(formats), default="tree", show_default=True)(command)
+
+    return add
+
+
 @main.command()
 @_common
-@click.option("--format", "form", type=click.Choice(["tree", "matrix", "json"]), default="tree", show_default=True)
-def plan(domain_path: str, vmi: str | None, sysfs: str, debug: bool, form: str, **flags: Any) -> None:
+@_shown("tree", "matrix", "diff", "json", "svg", "html")
+def plan(
+    *, domain_path: str, vmi: str | None, sysfs: str, debug: bool, form: str, ids_path: str | None, **flags: Any
+) -> None:
     """Print what the hook would do and why.
+
+    \b
+    tree    cells, expanders, ports and devices, with one reason each
+    matrix  the class of each pair of devices, on the host and in the guest
+    diff    what changes in the domain XML
+    json    everything, in a stable schema; `verify` takes it
+    svg     a picture of host and guest side by side
+    html    a page with the picture, the reasons and the matrices
+
+    \b
+      pcie-numa-hook plan --domain vm.xml --vmi vmi.yaml --sysfs host.sysfs
+      pcie-numa-hook plan --format svg --domain vm.xml --sysfs host.sysfs > vm.svg
 
     Exit status: 0 fine, 1 refused by policy strict, 2 usage, 3 bad input.
     """
     source, outcome = _run(domain_path, vmi, sysfs, flags, debug=debug)
-    if form == "json":
-        click.echo(json.dumps(plan_json(outcome), indent=2))
-    elif form == "matrix":
-        click.echo(plan_matrices(outcome), nl=False)
-    else:
-        _print(plan_tree(outcome, domain.parse(source).guest))
+    ids = _pci_ids(ids_path, debug=debug)
+    guest = domain.parse(source).guest
+    match form:
+        case "json":
+            click.echo(json.dumps(plan_json(outcome), indent=2))
+        case "matrix":
+            click.echo(plan_matrices(outcome), nl=False)
+        case "diff":
+            diff = xml_diff(source, outcome.xml)
+            if sys.stdout.isatty():
+                _console().print(diff_text(diff), end="", soft_wrap=True)
+            else:
+                click.echo(diff, nl=False)
+        case "svg":
+            click.echo(plan_svg(outcome, guest, ids), nl=False)
+        case "html":
+            click.echo(plan_html(outcome, guest, ids), nl=False)
+        case _:
+            _console().print(plan_tree(outcome, guest, ids))
 
 
 @main.command()
 @click.option("--sysfs", default="/sys", show_default=True, metavar="PATH", help=_SYSFS_HELP)
 @click.option("--debug", is_flag=True, help="show tracebacks")
-@click.option("--format", "form", type=click.Choice(["tree", "matrix", "json"]), default="tree", show_default=True)
-def host(sysfs: str, debug: bool, form: str) -> None:
+@_shown("tree", "matrix", "json", "svg", "html")
+def host(sysfs: str, debug: bool, form: str, ids_path: str | None) -> None:
     """Print a host's NUMA nodes and PCI functions.
+
+    \b
+    tree    nodes, host bridges, bridges and devices: every PCI function
+    matrix  the class of each pair of GPUs, accelerators and network cards
+    json    everything that the hook reads
+    svg     a picture of GPUs, accelerators and network cards
+    html    a page with the picture and the matrix
+
+    \b
+      pcie-numa-hook host
+      pcie-numa-hook host --format matrix --sysfs host.sysfs
 
     Exit status: 0 fine, 2 usage, 3 bad input.
     """
@@ -111,13 +178,19 @@ def host(sysfs: str, debug: bool, form: str) -> None:
         tree = open_sysfs(sysfs)
     except HookError as error:
         _stop(error, EXIT_INPUT, debug=debug)
+    ids = _pci_ids(ids_path, debug=debug)
     topology = read_host(tree, all_functions(tree), ())
-    if form == "json":
-        click.echo(json.dumps(host_json(topology), indent=2))
-    elif form == "matrix":
-        click.echo(host_matrix(topology), nl=False)
-    else:
-        _print(host_tree(topology, {}))
+    match form:
+        case "json":
+            click.echo(json.dumps(host_json(topology), indent=2))
+        case "matrix":
+            click.echo(host_matrix(topology), nl=False)
+        case "svg":
+            click.echo(host_svg(topology, ids), nl=False)
+        case "html":
+            click.echo(host_html(topology, ids), nl=False)
+        case _:
+            _console().print(host_tree(topology, {}, ids))
 
 
 @main.command("record")
@@ -132,7 +205,7 @@ def host(sysfs: str, debug: bool, form: str) -> None:
 @click.option("-o", "--output", type=click.Path(), default="-", metavar="FILE", help="instead of standard output")
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def record_(sysfs: str, domain_path: str | None, output: str, debug: bool) -> None:
-    r"""Write down a host's PCI and NUMA sysfs as one text file, for a bug report or a test.
+    """Write down a host's PCI and NUMA sysfs as one text file, for a bug report or a test.
 
     It has exactly the attributes that the hook reads: ids, classes, NUMA nodes, CPU lists, BARs and
     the tree. Serial numbers, MACs and host names are not among them. Every --sysfs takes the file,
@@ -163,7 +236,7 @@ def record_(sysfs: str, domain_path: str | None, output: str, debug: bool) -> No
 @click.option("--sysfs", default="/sys", show_default=True, metavar="PATH", help=_SYSFS_HELP.replace("host", "guest"))
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def verify_(plan_path: str, sysfs: str, debug: bool) -> None:
-    r"""Compare a guest's sysfs with the plan, in the guest or from its recording.
+    """Compare a guest's sysfs with the plan, in the guest or from its recording.
 
     It compares address, NUMA node, bridges above and BARs of each placed device, and the class of
     each pair, and tells a wrong NUMA node from a device or BAR that found no room. The file
@@ -184,9 +257,16 @@ def verify_(plan_path: str, sysfs: str, debug: bool) -> None:
         sys.exit(EXIT_DIFFERENT)
 
 
-def _print(tree: Tree) -> None:
-    """Print a tree; in a pipe or a file lines are as long as they are."""
-    Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(tree)
+def _console() -> Console:
+    """Standard output, in colour on a terminal; in a pipe or a file lines are as long as they are."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+
+
+def _pci_ids(path: str | None, *, debug: bool) -> pci_ids.PciIds:
+    try:
+        return pci_ids.read(path)
+    except OSError as error:
+        _stop(error, EXIT_INPUT, debug=debug)
 
 
 def _run(domain_path: str, vmi: str | None, sysfs: str, flags: dict[str, Any], *, debug: bool) -> tuple[bytes, Outcome]:

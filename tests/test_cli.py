@@ -1,8 +1,13 @@
 """The commands as a user runs them: what goes to which stream, the exit status, the texts."""
 
 import json
+import os
+import pty
+import re
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +17,26 @@ from click.testing import CliRunner, Result
 
 from hook import __version__
 from hook.cli import main
-from hook.config import OPTIONS
+from hook.config import OPTIONS, Config
+from hook.define import define_domain
+from hook.domain import parse
 from hook.errors import DomainXmlError
+from hook.pci_ids import read
+from hook.picture import host_html, host_svg, plan_html, plan_svg
+from hook.recording import open_sysfs
+from hook.sysfs import all_functions, read_host
 from tests.build import host, hostdev, vm
 from tests.golden import check, check_names
 from tests.scenario import HOSTS, Scenario
 
 A, B = "0000:41:00.0", "0000:c1:00.0"
 SCENARIO = Scenario("two-node-4gpu-4sriov")
-GOLDENS = ("host-matrix.txt", "host-tree.txt", "plan-matrix.txt", "plan-tree-of-everything.txt", "plan-tree.txt")
+IDS = str(Path(__file__).with_name("pci.ids"))
+NO_IDS = "/dev/null"
+GOLDENS = (
+    *("host-matrix.txt", "host-tree-without-names.txt", "host-tree.txt", "plan-diff.txt", "plan-matrix.txt"),
+    *("plan-tree-40-columns.txt", "plan-tree-of-everything.txt", "plan-tree.txt"),
+)
 
 
 @pytest.fixture
@@ -281,7 +297,7 @@ def scenario(tmp_path: Path, *arguments: str) -> str:
     (tmp_path / "vm.xml").write_bytes(SCENARIO.xml())
     (tmp_path / "vmi.json").write_bytes(SCENARIO.vmi)
     options = ["--domain", "@vm.xml", "--vmi", "@vmi.json", "--sysfs", str(SCENARIO.sysfs_path)]
-    result = run(tmp_path, "plan", *options, *arguments)
+    result = run(tmp_path, "plan", *options, "--pci-ids", IDS, *arguments)
     assert (result.exit_code, result.stderr) == (0, "")
 
     return result.stdout
@@ -293,6 +309,19 @@ def test_the_plan_as_a_tree(tmp_path: Path) -> None:
 
 def test_the_plan_as_matrices(tmp_path: Path) -> None:
     check("cli/plan-matrix.txt", scenario(tmp_path, "--format", "matrix"))
+
+
+def test_the_plan_as_a_diff(tmp_path: Path) -> None:
+    check("cli/plan-diff.txt", scenario(tmp_path, "--format", "diff"))
+    assert scenario(tmp_path, "--format", "diff", "--mode", "off") == ""
+
+
+def test_the_plan_as_a_picture_and_as_a_page(tmp_path: Path) -> None:
+    outcome = define_domain(SCENARIO.xml(), SCENARIO.vmi, lambda: SCENARIO.sysfs, Config())
+    given = outcome, parse(SCENARIO.xml()).guest, read(IDS)
+
+    assert scenario(tmp_path, "--format", "svg") == plan_svg(*given)
+    assert scenario(tmp_path, "--format", "html") == plan_html(*given)
 
 
 def test_a_tree_with_everything_that_a_tree_can_show(folder: Path) -> None:
@@ -308,7 +337,7 @@ def test_a_tree_with_everything_that_a_tree_can_show(folder: Path) -> None:
         cells={0: "0", 1: "1", 2: ""},
     )
     (folder / "vm.xml").write_bytes(xml)
-    options = ["--layout", "switch", "--exclude", "e"]
+    options = ["--layout", "switch", "--exclude", "e", "--pci-ids", NO_IDS]
     result = run(folder, "plan", "--domain", "@vm.xml", "--sysfs", "@host.sysfs", *options)
 
     assert result.exit_code == 0
@@ -320,10 +349,33 @@ def test_a_tree_with_everything_that_a_tree_can_show(folder: Path) -> None:
 
 @pytest.mark.parametrize("form", ["tree", "matrix"])
 def test_the_host_as_a_text(tmp_path: Path, form: str) -> None:
-    result = run(tmp_path, "host", "--sysfs", str(HOSTS / "dgx1v.sysfs"), "--format", form)
+    result = run(tmp_path, "host", "--sysfs", str(HOSTS / "dgx1v.sysfs"), "--format", form, "--pci-ids", IDS)
 
     assert (result.exit_code, result.stderr) == (0, "")
     check(f"cli/host-{form}.txt", result.stdout)
+
+
+def test_a_host_without_names(tmp_path: Path) -> None:
+    result = run(tmp_path, "host", "--sysfs", str(HOSTS / "dgx1v.sysfs"), "--pci-ids", NO_IDS)
+
+    check("cli/host-tree-without-names.txt", result.stdout)
+
+
+def test_the_host_as_a_picture_and_as_a_page(tmp_path: Path) -> None:
+    given = ["--sysfs", str(HOSTS / "dgx1v.sysfs"), "--pci-ids", IDS, "--format"]
+    machine = open_sysfs(str(HOSTS / "dgx1v.sysfs"))
+    topology = read_host(machine, all_functions(machine), ())
+
+    assert run(tmp_path, "host", *given, "svg").stdout == host_svg(topology, read(IDS))
+    assert run(tmp_path, "host", *given, "html").stdout == host_html(topology, read(IDS))
+
+
+@pytest.mark.parametrize("command", [["host"], ["plan", "--domain", "@vm.xml"]])
+def test_names_that_cannot_be_read(folder: Path, command: list[str]) -> None:
+    result = run(folder, *command, "--sysfs", "@host.sysfs", "--pci-ids", "@missing")
+    text = f"pcie-numa-hook: [Errno 2] No such file or directory: '{folder}/missing'\n"
+
+    assert (result.exit_code, result.stdout, result.stderr) == (3, "", text)
 
 
 def test_the_host_as_json(folder: Path) -> None:
@@ -425,8 +477,9 @@ def test_no_golden_outlives_its_test() -> None:
     check_names("cli", GOLDENS)
 
 
-def process(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([sys.executable, "-m", "hook", *arguments], input=stdin, capture_output=True, check=False)
+def process(*arguments: str, stdin: bytes = b"", **more: Any) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "hook", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, check=False, **more)
 
 
 def test_the_real_process_writes_the_same_bytes(folder: Path) -> None:
@@ -441,6 +494,84 @@ def test_the_real_process_ends_with_the_status_and_one_line(folder: Path) -> Non
     text = f"pcie-numa-hook: [Errno 2] No such file or directory: '{folder}/missing'\n"
 
     assert (done.returncode, done.stdout, done.stderr.decode()) == (3, b"", text)
+
+
+# Terminals.
+
+PLAN = ("plan", "--domain", "tests/scenarios/two-node-4gpu-4sriov.xml", "--pci-ids", "tests/pci.ids", "--sysfs")
+SHOWN = (*PLAN, "tests/scenarios/two-node-4gpu-4sriov.sysfs")
+ESCAPE = re.compile(r"\x1b\[([\d;]*)m")
+COLOURS = {str(code) for code in (*range(30, 38), *range(90, 98))}
+
+
+def on_terminal(*arguments: str, columns: int = 120, **environment: str) -> str:
+    """What the real process writes on a terminal."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "FORCE_COLOR")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "hook", *arguments],
+        cwd=Path(__file__).parent.parent,
+        env={**kept, "TERM": "xterm-256color", **environment},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    ) as process:
+        os.close(theirs)
+        written = b""
+        # Linux ends a terminal that nobody holds open any more with EIO.
+        with suppress(OSError):
+            while part := os.read(ours, 65536):
+                written += part
+        os.close(ours)
+    assert process.returncode == 0
+
+    return written.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("form", ["tree", "diff"])
+def test_a_terminal_has_colours(form: str) -> None:
+    text = on_terminal(*SHOWN, "--format", form)
+
+    assert COLOURS & set(ESCAPE.findall(text))
+
+
+@pytest.mark.parametrize("form", ["tree", "diff"])
+def test_no_color_is_obeyed(form: str) -> None:
+    text = on_terminal(*SHOWN, "--format", form, NO_COLOR="1")
+    codes = {code for group in ESCAPE.findall(text) for code in group.split(";")}
+
+    assert COLOURS & codes == set()
+
+
+@pytest.mark.parametrize("form", ["tree", "diff", "matrix", "json", "svg", "html"])
+def test_a_pipe_gets_the_text_of_a_wide_terminal_without_escapes(form: str) -> None:
+    arguments = (*SHOWN, "--format", form)
+    piped = process(*arguments, cwd=Path(__file__).parent.parent)
+
+    assert (piped.returncode, piped.stderr) == (0, b"")
+    assert b"\x1b" not in piped.stdout
+    assert ESCAPE.sub("", on_terminal(*arguments, columns=1000)) == piped.stdout.decode()
+
+
+def test_a_terminal_that_knows_no_escapes_gets_none() -> None:
+    assert "\x1b" not in on_terminal(*SHOWN, TERM="dumb")
+
+
+def test_a_narrow_terminal_keeps_the_shape_of_a_tree() -> None:
+    text = ESCAPE.sub("", on_terminal(*SHOWN, columns=40))
+
+    assert max(map(len, text.splitlines())) <= 40
+    check("cli/plan-tree-40-columns.txt", text)
+
+
+def test_an_encoding_without_arrows_is_no_error(folder: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    arguments = ("plan", "--domain", str(folder / "vm.xml"), "--sysfs", str(folder / "host.sysfs"))
+    done = process(*arguments, env=environment)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"a 0000:41:00.0 ? 0000:fd:00.0  placed: " in done.stdout
 
 
 def test_the_real_process_tells_its_version() -> None:

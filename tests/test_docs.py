@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,16 @@ def test_the_readmes_commands_run(command: str) -> None:
     done = subprocess.run(shlex.split(command), cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_picture_is_what_the_program_draws() -> None:
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    command, target = re.findall(r"^\t\$\(BIN\)/pcie-numa-hook (.*--format svg.*) > (.*)$", makefile, re.MULTILINE)[0]
+    done = subprocess.run(
+        [sys.executable, "-m", "hook", *shlex.split(command)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == (ROOT / target).read_text()
 
 
 def test_the_archive_that_the_docs_make_is_read_as_the_host(tmp_path: Path) -> None:
