@@ -42,9 +42,9 @@ _ADVICE = {
     " the plan was made for this VM on the node where it runs.",
     WRONG_PLACE: "the guest's firmware or kernel numbered the buses in another way, or the domain is not the planned"
     " one. Locality between devices may differ, NUMA may still be right.",
-    MISSING: "the NUMA placement is not at fault. Look for the bus and for its windows in the guest: dmesg | grep -iE"
+    MISSING: "this is not about NUMA. Look for the bus and for its windows in the guest: dmesg | grep -iE"
     " 'busn_res|no space|failed to assign|conflict'; a device that is dead on the host (vfio, reset) looks alike.",
-    NO_ROOM: "the NUMA placement is not at fault: firmware or kernel found no room for the BAR. The guest may need"
+    NO_ROOM: "this is not about NUMA: firmware or kernel found no room for the BAR. The guest may need"
     " more physical address bits (option maxphysaddr), other firmware, or pci=realloc. OVMF of"
     " 2022 gives no BARs behind expanders when a device there has an I/O BAR: exclude that device.",
 }
@@ -410,9 +410,12 @@ def _pairs(rows: Sequence[Row]) -> Tuple[str, List[str]]:
             text = "  {} - {}: {} (NCCL {}), planned {} (NCCL {})"
             wrong.append(text.format(planned.name, other.name, *(seen + wanted)))
     total = sum(counts.values())
+    if not total:
+        return "No pair of devices to compare.\n", []
     shown = ", ".join(f"{name} {counts[name]}" for name in ("PIX", "PXB", "PHB", "NODE", "SYS") if counts[name])
-    line = "{} of {} pairs as planned{}\n".format(total - len(wrong), total, f" ({shown})" if shown else "")
-    return line + "".join(text + "\n" for text in wrong), wrong
+    return f"{total - len(wrong)} of {total} pairs as planned ({shown})\n" + "".join(
+        text + "\n" for text in wrong
+    ), wrong
 
 
 def _explained(differences: Sequence[Difference]) -> str:
