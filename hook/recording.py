@@ -19,6 +19,7 @@ import re
 import sys
 import zlib
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from hook import __version__
 from hook.address import PciAddress
@@ -167,13 +168,15 @@ def _needed(path: str, content: bytes) -> str:
 
 
 def _first_difference(host: HostTopology, again: HostTopology) -> str:
-    if host.functions != again.functions:
-        both = {*host.functions, *again.functions}
-        return f"PCI function {min(a for a in both if host.functions.get(a) != again.functions.get(a))}"
-    if host.nodes != again.nodes:
-        both_nodes = {*host.nodes, *again.nodes}
-        return f"NUMA node {min(n for n in both_nodes if host.nodes.get(n) != again.nodes.get(n))}"
-    return "mediated devices" if host.mediated_devices != again.mediated_devices else "unreadable attributes"
+    pairs: tuple[tuple[str, Mapping[Any, Any], Mapping[Any, Any]], ...] = (
+        ("PCI function", host.functions, again.functions),
+        ("NUMA node", host.nodes, again.nodes),
+        ("mediated device", host.mediated_devices, again.mediated_devices),
+    )
+    differing = (
+        f"{kind} {key}" for kind, a, b in pairs for key in sorted({*a, *b}) if key not in a or a[key] != b.get(key)
+    )
+    return next(differing, "unreadable attributes")
 
 
 def _parse_tar(content: bytes) -> MemoryTree:

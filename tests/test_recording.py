@@ -244,15 +244,22 @@ def test_a_recording_has_what_is_read_and_nothing_else(tmp_path: Path) -> None:
     assert record(DirectoryTree(str(unpack(tree, tmp_path)))) == text
 
 
-def test_a_tree_that_a_recording_cannot_hold_is_refused(tmp_path: Path) -> None:
-    """A folder of a node without a readable attribute; no kernel makes one."""
-    folder = unpack(parse_recording(host({})), tmp_path)
-    (folder / "devices/system/node/node7").mkdir()
+@pytest.mark.parametrize(
+    ("extra", "difference"),
+    [
+        pytest.param("devices/system/node/node7", "NUMA node 7", id="a node without a readable attribute"),
+        pytest.param("bus/pci/devices/0000:42:00.0", "PCI function 0000:42:00.0", id="a function without any"),
+    ],
+)
+def test_a_tree_that_a_recording_cannot_hold_is_refused(tmp_path: Path, extra: str, difference: str) -> None:
+    """Empty folders; no kernel makes such ones."""
+    folder = unpack(parse_recording(host({"pci0000:40/0000:41:00.0": 0})), tmp_path)
+    (folder / extra).mkdir()
 
     with pytest.raises(SysfsError) as refusal:
         record(DirectoryTree(str(folder)))
 
-    assert str(refusal.value) == "cannot record this tree, its recording reads differently: NUMA node 7"
+    assert str(refusal.value) == f"cannot record this tree, its recording reads differently: {difference}"
 
 
 def test_an_empty_tree_is_refused(tmp_path: Path) -> None:

@@ -213,6 +213,13 @@ def test_a_bar_has_no_address(line: bytes) -> None:
     )
 
 
+def test_attributes_that_make_no_sense_are_not_compared() -> None:
+    def change(path: str, old: bytes) -> bytes:
+        return b"garbage" if path.rpartition("/")[2] in ("vendor", "device", "class", "resource") else old
+
+    assert verify(text_of(two_gpus()), changed(tree_of(two_gpus()), change))[1]
+
+
 def test_what_is_not_known_is_not_compared() -> None:
     """No ids, class and BARs: a mediated device, or a host that did not show them."""
     plan = plan_json(two_gpus())
