@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-boot test-image check golden bench image clean
+.PHONY: help setup demo test test-boot test-image check golden picture bench image clean
 
 BIN := .venv/bin
 # A Debian with the package python3.11 alone has no python3.
@@ -53,8 +53,14 @@ check: setup  ## lint, types, layers
 	$(BIN)/lint-imports
 
 golden: setup  ## rewrite the goldens; read the diff before you commit it
-	REGENERATE=1 $(BIN)/python -m pytest -q tests/test_scenarios.py tests/test_cases.py tests/test_cli.py tests/test_nccl.py || true
+	REGENERATE=1 $(BIN)/python -m pytest -q tests/test_scenarios.py tests/test_cases.py tests/test_cli.py \
+		tests/test_recording.py tests/test_picture.py tests/test_verify.py tests/test_nccl.py tests/test_check.py \
+		tests/test_examples.py tests/test_annotate.py || true
 	git diff --stat -- tests/goldens
+
+picture: setup  ## draw docs/picture.svg again
+	$(BIN)/pcie-numa-hook plan --format svg --layout switch --domain docs/picture.xml \
+		--sysfs tests/hosts/dgx1v.sysfs --pci-ids tests/pci.ids > docs/picture.svg
 
 bench: setup  ## time start, calls and the planner, as ratios within one run
 	@$(BIN)/python -m pytest -q -m bench --benchmark-enable --benchmark-quiet tests/bench

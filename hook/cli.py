@@ -1,6 +1,7 @@
-"""The commands for people; must not hold rules of its own, `serve` never imports it."""
+"""The commands for people, all but serve; must not hold rules of its own, and `serve` never imports it."""
 
 import difflib
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -9,9 +10,8 @@ from typing import Any, NoReturn
 
 import click
 from rich.console import Console
-from rich.tree import Tree
 
-from hook import __version__, domain
+from hook import __version__, domain, pci_ids
 from hook.annotate import annotate as annotated
 from hook.check import check as checked
 from hook.check import report_json, report_lines
@@ -20,16 +20,26 @@ from hook.define import Outcome, define_domain
 from hook.errors import ConfigError, HookError, ManifestError, StrictRefusal, VmiError
 from hook.manifest import load, parse
 from hook.nccl import guest_system, host_system
-from hook.recording import open_sysfs
-from hook.render import host_json, host_matrix, host_tree, plan_json, plan_matrices, plan_tree
+from hook.picture import host_html, host_svg, plan_html, plan_svg
+from hook.recording import open_sysfs, record
+from hook.render import (
+    diff_text,
+    host_json,
+    host_matrix,
+    host_tree,
+    plan_json,
+    plan_matrices,
+    plan_tree,
+    xml_diff,
+)
 from hook.sidecars import PLACEHOLDER_IMAGE
 from hook.sysfs import all_functions, read_host
+from hook.verify import InputError, verify
 
 _SYSFS_HELP = "the host: a directory like /sys, a tar archive of one, or a recording"
 
 _PIPE_WIDTH = 1000
-EXIT_REFUSED, EXIT_USAGE, EXIT_INPUT = 1, 2, 3
-EXIT_FINDINGS = 1
+EXIT_REFUSED, EXIT_DIFFERENT, EXIT_FINDINGS, EXIT_USAGE, EXIT_INPUT = 1, 1, 1, 2, 3
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -39,6 +49,9 @@ def main() -> None:
 
     `serve` is the KubeVirt hook sidecar; the other commands do the same work from the shell.
     """
+    # A terminal that has no arrows gets question marks, not a traceback.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 @main.command()
@@ -92,35 +105,87 @@ def apply(domain_path: str, vmi: str | None, sysfs: str, debug: bool, **flags: A
     _write(outcome.xml)
 
 
+def _shown(*formats: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The options of a command that shows something."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        command = click.option(
+            "--pci-ids",
+            "ids_path",
+            type=click.Path(),
+            metavar="FILE",
+            help="names of vendors, devices and classes  [default: the machine's pci.ids, if it has one]",
+        )(command)
+        return click.option("--format", "form", type=click.Choice(formats), default="tree", show_default=True)(command)
+
+    return add
+
+
 @main.command()
 @_common
-@click.option(
-    "--format", "form", type=click.Choice(["tree", "matrix", "json", "nccl"]), default="tree", show_default=True
-)
-def plan(domain_path: str, vmi: str | None, sysfs: str, debug: bool, form: str, **flags: Any) -> None:
+@_shown("tree", "matrix", "diff", "json", "nccl", "svg", "html")
+def plan(
+    *, domain_path: str, vmi: str | None, sysfs: str, debug: bool, form: str, ids_path: str | None, **flags: Any
+) -> None:
     """Print what the hook would do and why.
+
+    \b
+    tree    cells, expanders, ports and devices, with one reason each
+    matrix  the class of each pair of devices, on the host and in the guest
+    diff    what changes in the domain XML
+    json    everything, in a stable schema; `verify` takes it
+    nccl    the topology file that NCCL in the guest would read
+    svg     a picture of host and guest side by side
+    html    a page with the picture, the reasons and the matrices
+
+    \b
+      pcie-numa-hook plan --domain vm.xml --vmi vmi.yaml --sysfs host.sysfs
+      pcie-numa-hook plan --format svg --domain vm.xml --sysfs host.sysfs > vm.svg
 
     Exit status: 0 fine, 1 refused by policy strict, 2 usage, 3 bad input.
     """
     source, outcome = _run(domain_path, vmi, sysfs, flags, debug=debug)
-    if form == "json":
-        click.echo(json.dumps(plan_json(outcome), indent=2))
-    elif form == "matrix":
-        click.echo(plan_matrices(outcome), nl=False)
-    elif form == "nccl":
-        click.echo(guest_system(outcome.plan, domain.parse(source).guest, outcome.host).text(), nl=False)
-    else:
-        _print(plan_tree(outcome, domain.parse(source).guest))
+    ids = _pci_ids(ids_path, debug=debug)
+    guest = domain.parse(source).guest
+    match form:
+        case "json":
+            click.echo(json.dumps(plan_json(outcome), indent=2))
+        case "matrix":
+            click.echo(plan_matrices(outcome), nl=False)
+        case "diff":
+            diff = xml_diff(source, outcome.xml)
+            if sys.stdout.isatty():
+                _console().print(diff_text(diff), end="", soft_wrap=True)
+            else:
+                click.echo(diff, nl=False)
+        case "nccl":
+            click.echo(guest_system(outcome.plan, guest, outcome.host).text(), nl=False)
+        case "svg":
+            click.echo(plan_svg(outcome, guest, ids), nl=False)
+        case "html":
+            click.echo(plan_html(outcome, guest, ids), nl=False)
+        case _:
+            _console().print(plan_tree(outcome, guest, ids))
 
 
 @main.command()
 @click.option("--sysfs", default="/sys", show_default=True, metavar="PATH", help=_SYSFS_HELP)
 @click.option("--debug", is_flag=True, help="show tracebacks")
-@click.option(
-    "--format", "form", type=click.Choice(["tree", "matrix", "json", "nccl"]), default="tree", show_default=True
-)
-def host(sysfs: str, debug: bool, form: str) -> None:
+@_shown("tree", "matrix", "json", "nccl", "svg", "html")
+def host(sysfs: str, debug: bool, form: str, ids_path: str | None) -> None:
     """Print a host's NUMA nodes and PCI functions.
+
+    \b
+    tree    nodes, host bridges, bridges and devices: every PCI function
+    matrix  the class of each pair of GPUs, accelerators and network cards
+    json    everything that the hook reads
+    nccl    the host as NCCL's topology file, to compare with the guest's
+    svg     a picture of GPUs, accelerators and network cards
+    html    a page with the picture and the matrix
+
+    \b
+      pcie-numa-hook host
+      pcie-numa-hook host --format matrix --sysfs host.sysfs
 
     Exit status: 0 fine, 2 usage, 3 bad input.
     """
@@ -128,15 +193,85 @@ def host(sysfs: str, debug: bool, form: str) -> None:
         tree = open_sysfs(sysfs)
     except HookError as error:
         _stop(error, EXIT_INPUT, debug=debug)
+    ids = _pci_ids(ids_path, debug=debug)
     topology = read_host(tree, all_functions(tree), ())
-    if form == "json":
-        click.echo(json.dumps(host_json(topology), indent=2))
-    elif form == "matrix":
-        click.echo(host_matrix(topology), nl=False)
-    elif form == "nccl":
-        click.echo(host_system(topology).text(), nl=False)
-    else:
-        _print(host_tree(topology, {}))
+    match form:
+        case "json":
+            click.echo(json.dumps(host_json(topology), indent=2))
+        case "matrix":
+            click.echo(host_matrix(topology), nl=False)
+        case "nccl":
+            click.echo(host_system(topology).text(), nl=False)
+        case "svg":
+            click.echo(host_svg(topology, ids), nl=False)
+        case "html":
+            click.echo(host_html(topology, ids), nl=False)
+        case _:
+            _console().print(host_tree(topology, {}, ids))
+
+
+@main.command("record")
+@click.option("--sysfs", default="/sys", show_default=True, metavar="PATH", help=_SYSFS_HELP)
+@click.option(
+    "--domain",
+    "domain_path",
+    type=click.Path(),
+    metavar="FILE",
+    help="domain XML, - for standard input: record only what the hook reads for this VM",
+)
+@click.option("-o", "--output", type=click.Path(), default="-", metavar="FILE", help="instead of standard output")
+@click.option("--debug", is_flag=True, help="show tracebacks")
+def record_(sysfs: str, domain_path: str | None, output: str, debug: bool) -> None:
+    """Write down a host's PCI and NUMA sysfs as one text file, for a bug report or a test.
+
+    It has exactly the attributes that the hook reads: ids, classes, NUMA nodes, CPU lists, BARs and
+    the tree. Serial numbers, MACs and host names are not among them. Every --sysfs takes the file,
+    gzipped too. Before it is written it is read back and compared with the host.
+
+    \b
+      pcie-numa-hook record -o host.sysfs
+      pcie-numa-hook record --sysfs host.tar.gz --domain vm.xml -o host.sysfs
+
+    Exit status: 0 fine, 2 usage, 3 bad input.
+    """
+    try:
+        tree = open_sysfs(sysfs)
+        sources = None
+        if domain_path is not None:
+            sources = [hostdev.source for hostdev in domain.parse(_read(domain_path)).guest.hostdevs]
+        text = record(tree, sources)
+        if output == "-":
+            click.echo(text, nl=False)
+        else:
+            Path(output).write_text(text, encoding="utf-8")
+    except (HookError, OSError) as error:
+        _stop(error, EXIT_INPUT, debug=debug)
+
+
+@main.command("verify")
+@click.option("--plan", "plan_path", required=True, type=click.Path(), metavar="FILE", help="JSON plan, - for stdin")
+@click.option("--sysfs", default="/sys", show_default=True, metavar="PATH", help=_SYSFS_HELP.replace("host", "guest"))
+@click.option("--debug", is_flag=True, help="show tracebacks")
+def verify_(plan_path: str, sysfs: str, debug: bool) -> None:
+    """Compare a guest's sysfs with the plan, in the guest or from its recording.
+
+    It compares address, NUMA node, bridges above and BARs of each placed device, and the class of
+    each pair, and tells a wrong NUMA node from a device or BAR that found no room. The file
+    hook/verify.py does the same alone, with Python 3.6 and nothing else.
+
+    \b
+      pcie-numa-hook plan --format json --domain vm.xml --sysfs host.sysfs > plan.json
+      pcie-numa-hook verify --plan plan.json
+
+    Exit status: 0 as planned, 1 a difference, 2 usage, 3 bad input.
+    """
+    try:
+        text, is_as_planned = verify(_read(plan_path).decode("utf-8", "replace"), open_sysfs(sysfs))
+    except (HookError, InputError, OSError) as error:
+        _stop(error, EXIT_INPUT, debug=debug)
+    click.echo(text, nl=False)
+    if not is_as_planned:
+        sys.exit(EXIT_DIFFERENT)
 
 
 @main.command()
@@ -162,7 +297,7 @@ def check(manifests: tuple[str, ...], sysfs: str | None, image: str | None, form
     docs/manifests.md explains each [code]. Notes ("info") do not change the exit status.
 
     Exit status: 0 fine, 1 findings, 2 usage, 3 unreadable.
-    """  # noqa: D301 (click takes the control character for "leave these lines alone")
+    """
     try:
         parsed = [parse(_file_name(path), _read(path)) for path in dict.fromkeys(manifests)]
         host_read = None
@@ -206,7 +341,7 @@ def annotate(manifest: str, image: str | None, is_diff: bool, is_write: bool, de
     pcie-numa-hook annotate vm.yaml --policy strict --write
 
     Exit status: 0 fine, 2 usage, 3 unreadable.
-    """  # noqa: D301
+    """
     if is_write and manifest == "-":
         raise click.UsageError("--write needs a file, found - (standard input)")
     try:
@@ -246,9 +381,16 @@ def _file_name(path: str) -> str:
     return "standard input" if path == "-" else path
 
 
-def _print(tree: Tree) -> None:
-    """Print a tree; in a pipe or a file lines are as long as they are."""
-    Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(tree)
+def _console() -> Console:
+    """Standard output, in colour on a terminal; in a pipe or a file lines are as long as they are."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+
+
+def _pci_ids(path: str | None, *, debug: bool) -> pci_ids.PciIds:
+    try:
+        return pci_ids.read(path)
+    except OSError as error:
+        _stop(error, EXIT_INPUT, debug=debug)
 
 
 def _run(domain_path: str, vmi: str | None, sysfs: str, flags: dict[str, Any], *, debug: bool) -> tuple[bytes, Outcome]:

@@ -1,4 +1,4 @@
-r"""Opens what stands for /sys: a directory, a tar archive, or a text recording; must not interpret attributes.
+r"""Opens and records what stands for /sys: a directory, tar archive or text recording; must not interpret attributes.
 
 A text recording is one line per attribute or link, sorted by path, `#` starts a comment line:
 
@@ -7,6 +7,8 @@ A text recording is one line per attribute or link, sorted by path, `#` starts a
 
 Values have no trailing newline; inside, newline and backslash are written `\n` and `\\`.
 Archives and recordings are read into memory: nothing is unpacked, and no link leads out of them.
+
+`python3 -m hook.recording [PATH]` prints a recording where the command line is not installed, as in the image.
 """
 
 import gzip
@@ -14,11 +16,28 @@ import io
 import os
 import posixpath
 import re
+import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from hook import __version__
+from hook.address import PciAddress
 from hook.errors import SysfsError
-from hook.sysfs import ATTRIBUTE_LIMIT_BYTES, NODES, PCI_DEVICES, DirectoryTree, MemoryTree, SysfsTree
+from hook.host import HostTopology
+from hook.sysfs import (
+    ATTRIBUTE_LIMIT_BYTES,
+    NODES,
+    PCI_DEVICES,
+    RESOURCES,
+    DirectoryTree,
+    MemoryTree,
+    SysfsTree,
+    all_functions,
+    all_mediated_devices,
+    attribute_text,
+    read_host,
+)
 
 # A recording of the largest known host (dual socket, 16 GPUs) is below 1 MB; a full /sys below 30 MB.
 _UNPACKED_LIMIT_BYTES = 32 << 20
@@ -90,6 +109,76 @@ def format_recording(tree: MemoryTree, comment: str = "") -> str:
     return header + "".join(f"{line}\n" for _, line in sorted(lines))
 
 
+class _Noting:
+    """A tree that notes what is read from another; names need no note, they follow from paths."""
+
+    def __init__(self, tree: SysfsTree) -> None:
+        self._tree = tree
+        self.files: dict[str, bytes] = {}
+        self.links: dict[str, str] = {}
+
+    def read(self, path: str) -> bytes | None:
+        """See SysfsTree."""
+        content = self._tree.read(path)
+        if content is not None:
+            self.files[path] = content
+        return content
+
+    def resolve(self, path: str) -> str | None:
+        """See SysfsTree."""
+        real = self._tree.resolve(path)
+        if real is not None and real != path:
+            self.links[path] = posixpath.relpath(real, posixpath.dirname(path))
+        return real
+
+    def names(self, path: str) -> tuple[str, ...]:
+        """See SysfsTree."""
+        return self._tree.names(path)
+
+
+def record(tree: SysfsTree, sources: Iterable[PciAddress | str] | None = None) -> str:
+    """Write down what the reader reads of a host, and nothing else, as a text recording.
+
+    sources: the devices that matter, as Hostdev.source; None is all of the host's.
+
+    Raises:
+        SysfsError: the recording is not read as the tree is; its message says where they part.
+    """
+    devices = (*all_functions(tree), *all_mediated_devices(tree)) if sources is None else tuple(sources)
+    functions = [source for source in devices if isinstance(source, PciAddress)]
+    mediated_devices = [source for source in devices if isinstance(source, str)]
+    noting = _Noting(tree)
+    host = read_host(noting, functions, mediated_devices)
+    files = {path: _needed(path, content).encode() for path, content in noting.files.items()}
+    comment = f"pcie-numa-hook {__version__}, PCI functions: {len(host.functions)}, NUMA nodes: {len(host.nodes)}"
+    text = format_recording(MemoryTree(files, noting.links), comment)
+    try:
+        again = read_host(parse_recording(text), functions, mediated_devices)
+    except SysfsError as error:
+        raise SysfsError(f"cannot record this tree: {error}") from error
+    if again != host:
+        raise SysfsError(f"cannot record this tree, its recording reads differently: {_first_difference(host, again)}")
+    return text
+
+
+def _needed(path: str, content: bytes) -> str:
+    text = attribute_text(content)
+    # Bridge windows and the ROM come after the BARs, and would be half of the recording.
+    return "\n".join(text.splitlines()[:RESOURCES]) if path.endswith("/resource") else text
+
+
+def _first_difference(host: HostTopology, again: HostTopology) -> str:
+    pairs: tuple[tuple[str, Mapping[Any, Any], Mapping[Any, Any]], ...] = (
+        ("PCI function", host.functions, again.functions),
+        ("NUMA node", host.nodes, again.nodes),
+        ("mediated device", host.mediated_devices, again.mediated_devices),
+    )
+    differing = (
+        f"{kind} {key}" for kind, a, b in pairs for key in sorted({*a, *b}) if key not in a or a[key] != b.get(key)
+    )
+    return next(differing, "unreadable attributes")
+
+
 def _parse_tar(content: bytes) -> MemoryTree:
     import tarfile  # only here: `serve` reads directories and should not pay for it
 
@@ -129,3 +218,10 @@ def _tree(files: Mapping[str, bytes], links: Mapping[str, str]) -> MemoryTree:
         {path.removeprefix(prefix): content for path, content in files.items() if path.startswith(prefix)},
         {path.removeprefix(prefix): target for path, target in links.items() if path.startswith(prefix)},
     )
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(record(open_sysfs(sys.argv[1] if len(sys.argv) > 1 else "/sys")))
+    except SysfsError as error:
+        sys.exit(f"python3 -m hook.recording: {error}")

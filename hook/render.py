@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
@@ -12,10 +13,13 @@ from rich.tree import Tree
 from hook.address import PciAddress, format_cpu_list
 from hook.define import Outcome
 from hook.errors import Finding, Severity
-from hook.guest import Controller, GuestAddress, GuestDomain, Hostdev, Model
+from hook.guest import Controller, GuestAddress, GuestDomain, Hostdev, Kind, Model
 from hook.host import HostTopology, PciFunction
 from hook.locality import Distance, NcclPath, distance_matrix, nccl_path
+from hook.pci_ids import PciIds
 from hook.plan import Action, DevicePlan, map_cells
+
+NO_NAMES = PciIds()
 
 _ACTION_STYLE = {Action.PLACED: "green", Action.KEPT: "cyan", Action.LEFT: "yellow", Action.EXCLUDED: "dim"}
 
@@ -23,6 +27,7 @@ _ACTION_STYLE = {Action.PLACED: "green", Action.KEPT: "cyan", Action.LEFT: "yell
 def plan_json(outcome: Outcome) -> dict[str, Any]:
     """The plan in the stable schema of docs/plan-json.md."""
     plan = outcome.plan
+    guest = plan.guest_topology(outcome.host)
     return {
         "changed": plan.is_changed,
         "layout": str(plan.layout),
@@ -46,7 +51,7 @@ def plan_json(outcome: Outcome) -> dict[str, Any]:
             }
             for controller in plan.controllers
         ],
-        "devices": [_device_json(device) for device in plan.devices],
+        "devices": [_device_json(device, outcome.host, guest) for device in plan.devices],
         "findings": [
             {"severity": str(f.severity), "code": f.code, "subject": f.subject, "message": f.message}
             for f in plan.findings
@@ -54,10 +59,15 @@ def plan_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _device_json(device: DevicePlan) -> dict[str, Any]:
+def _device_json(device: DevicePlan, host: HostTopology, guest: HostTopology) -> dict[str, Any]:
     hostdev, place = device.hostdev, device.place
     address = device.address
+    function = device.function(host)
+    # What a mediated device shows in the guest is its driver's business; its parent says nothing about it.
+    shown = function if hostdev.kind is Kind.PCI else None
+    bridges = guest.functions[place.guest_bdf].bridges if place is not None else None
     return {
+        "name": hostdev.name,
         "alias": hostdev.alias,
         "kind": str(hostdev.kind),
         "source": str(hostdev.source),
@@ -69,11 +79,16 @@ def _device_json(device: DevicePlan) -> dict[str, Any]:
         if address is None
         else {"bus": address.bus, "slot": address.slot, "function": address.function},
         "guest_bdf": str(place.guest_bdf) if place is not None else None,
+        "guest_bridges": [str(bridge) for bridge in bridges] if bridges is not None else None,
+        "vendor": shown.vendor if shown is not None else None,
+        "device": shown.device if shown is not None else None,
+        "class": function.class_code if function is not None else None,
+        "bars": [asdict(region) for region in shown.regions] if shown is not None else None,
         "reason": device.reason,
     }
 
 
-def plan_tree(outcome: Outcome, guest: GuestDomain) -> Tree:
+def plan_tree(outcome: Outcome, guest: GuestDomain, ids: PciIds = NO_NAMES) -> Tree:
     """The plan as a tree: cells, expanders, ports and devices, then what is not placed, then findings.
 
     guest: the domain that the plan was made for.
@@ -98,10 +113,10 @@ def plan_tree(outcome: Outcome, guest: GuestDomain) -> Tree:
     rest: Tree | None = None
     for device in sorted(plan.devices, key=lambda d: (d.place is None, d.place and d.place.guest_bdf, d.hostdev.key)):
         if device.place is not None and device.place.address.bus in branches:
-            branches[device.place.address.bus].add(_device_text(device))
+            branches[device.place.address.bus].add(_device_text(device, device.function(outcome.host), ids))
         else:
             rest = rest or tree.add("not behind an expander of the hook")
-            rest.add(_device_text(device))
+            rest.add(_device_text(device, device.function(outcome.host), ids))
     if plan.findings:
         branch = tree.add("findings")
         for finding in plan.findings:
@@ -109,14 +124,19 @@ def plan_tree(outcome: Outcome, guest: GuestDomain) -> Tree:
     return tree
 
 
-def _controller_text(controller: Controller) -> str:
+def controller_name(controller: Controller) -> str:
+    """Model and index of a controller."""
     words = {Model.ROOT_PORT: "root port", Model.UPSTREAM_PORT: "switch", Model.DOWNSTREAM_PORT: "downstream port"}
+    return f"{words.get(Model(controller.model), controller.model)} {controller.index}"
+
+
+def _controller_text(controller: Controller) -> str:
     slot = f", slot {controller.address.slot:#04x}" if controller.address is not None else ""
     function = f".{controller.address.function}" if controller.address and controller.address.function else ""
-    return f"{words.get(Model(controller.model), controller.model)} {controller.index}{slot}{function}"
+    return f"{controller_name(controller)}{slot}{function}"
 
 
-def _device_text(device: DevicePlan) -> Text:
+def _device_text(device: DevicePlan, function: PciFunction | None, ids: PciIds) -> Text:
     text = Text.assemble((device.hostdev.name, "bold"))
     if str(device.hostdev.source) != device.hostdev.name:
         text.append(f" {device.hostdev.source}")
@@ -124,6 +144,9 @@ def _device_text(device: DevicePlan) -> Text:
         text.append(f" → {device.place.guest_bdf}")
     text.append(f"  {device.action}", style=_ACTION_STYLE[device.action])
     text.append(f": {device.reason}")
+    name = ids.device(function.vendor, function.device) if function is not None else None
+    if name is not None:
+        text.append(f" ({name})", style="dim")
     return text
 
 
@@ -134,7 +157,7 @@ def finding_text(finding: Finding) -> Text:
     return Text.assemble((f"{finding.severity} [{finding.code}]", style), f" {subject}{finding.message}")
 
 
-def host_tree(host: HostTopology, names: Mapping[PciAddress, str]) -> Tree:
+def host_tree(host: HostTopology, names: Mapping[PciAddress, str], ids: PciIds = NO_NAMES) -> Tree:
     """The read part of a host: nodes, host bridges, bridges and devices; `names` are added to devices."""
     tree = Tree(Text("host", "bold"))
     by_node: dict[int | None, list[PciFunction]] = {}
@@ -153,23 +176,36 @@ def host_tree(host: HostTopology, names: Mapping[PciAddress, str]) -> Tree:
             for bridge in (*function.bridges, function.address):
                 inner = branches.get((root, bridge))
                 if inner is None:
-                    inner = above.add(_function_text(host.functions.get(bridge), bridge, names))
+                    inner = above.add(_function_text(host.functions.get(bridge), bridge, names, ids))
                     branches[(root, bridge)] = inner
                 above = inner
     return tree
 
 
-def _function_text(function: PciFunction | None, address: PciAddress, names: Mapping[PciAddress, str]) -> Text:
+def _function_text(
+    function: PciFunction | None, address: PciAddress, names: Mapping[PciAddress, str], ids: PciIds
+) -> Text:
     text = Text(str(address))
-    if function is not None and function.vendor is not None and function.device is not None:
-        text.append(f" [{function.vendor:04x}:{function.device:04x}]")
-    if function is not None and function.class_code is not None:
-        text.append(f" class {function.class_code >> 8:04x}")
+    if function is not None and (kind := kind_of(function, ids)):
+        text.append(f" {kind}")
     if function is not None and function.is_virtual_function:
         text.append(f" VF of {function.physical_function}")
     if address in names:
         text.append(f"  {names[address]}", style="bold green")
     return text
+
+
+def kind_of(function: PciFunction, ids: PciIds) -> str:
+    """Class, vendor and device as `lspci -nn` prints them, or their numbers alone; empty when nothing is known."""
+    name = ids.device(function.vendor, function.device)
+    has_ids = function.vendor is not None and function.device is not None
+    numbers = f"[{function.vendor:04x}:{function.device:04x}]" if has_ids else ""
+    if function.class_code is None:
+        return f"{name or ''} {numbers}".strip()
+    code = f"{function.class_code >> 8:04x}"
+    if name is None:
+        return f"{numbers} class {code}".strip()
+    return f"{ids.class_name(function.class_code) or 'class'} [{code}]: {name} {numbers}"
 
 
 def guest_tree(guest: GuestDomain, title: str) -> Tree:
@@ -255,8 +291,19 @@ SYS   another NUMA node
 """
 
 
-def plan_matrices(outcome: Outcome) -> str:
-    """Host and guest matrices of the placed devices, and the pairs that differ, as nvidia-smi and NCCL see them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrices:
+    """The placed devices by guest address, with the class of each pair on the host and in the guest."""
+
+    names: tuple[str, ...]
+    on_host: tuple[tuple[Distance, ...], ...]
+    in_guest: tuple[tuple[Distance, ...], ...]
+    differing: tuple[str, ...]  # a line for each pair that nvidia-smi or NCCL sees differently
+    absent: tuple[str, ...]  # NAMEs of devices that are not placed
+
+
+def matrices(outcome: Outcome) -> Matrices:
+    """Compare host and guest, as nvidia-smi and NCCL see them."""
     host, guest = outcome.host, outcome.plan.guest_topology(outcome.host)
     pairs = [
         (device.hostdev.name, function.address, device.place.guest_bdf)
@@ -264,10 +311,8 @@ def plan_matrices(outcome: Outcome) -> str:
         if device.place is not None and (function := device.function(host)) is not None
     ]
     pairs.sort(key=lambda pair: pair[2])
-    names = [name for name, _, _ in pairs]
     on_host = distance_matrix(host, [address for _, address, _ in pairs])
     in_guest = distance_matrix(guest, [bdf for _, _, bdf in pairs])
-    text = f"host\n{matrix_text(names, on_host)}\nguest, layout {outcome.plan.layout}\n{matrix_text(names, in_guest)}\n"
     lines = []
     for first, second in combinations(range(len(pairs)), 2):
         (name, a, guest_a), (other, b, guest_b) = pairs[first], pairs[second]
@@ -277,21 +322,36 @@ def plan_matrices(outcome: Outcome) -> str:
             has_gpu = host.functions[a].is_gpu or host.functions[b].is_gpu
             direct = " (no longer direct for NCCL)" if has_gpu and nccl_before <= NcclPath.PXB < nccl_after else ""
             nccl = f"NCCL {nccl_before.name} -> {nccl_after.name}{direct}"
-            lines.append(f"{name} - {other}: {before.name} -> {after.name}, {nccl}\n")
-    text += "pairs that differ (nvidia-smi, NCCL)\n" + ("".join(lines) or "none\n")
+            lines.append(f"{name} - {other}: {before.name} -> {after.name}, {nccl}")
+    return Matrices(
+        names=tuple(name for name, _, _ in pairs),
+        on_host=on_host,
+        in_guest=in_guest,
+        differing=tuple(lines),
+        absent=tuple(d.hostdev.name for d in outcome.plan.devices if d.place is None),
+    )
+
+
+def plan_matrices(outcome: Outcome) -> str:
+    """Host and guest matrices of the placed devices, and the pairs that differ."""
+    shown = matrices(outcome)
+    text = f"host\n{matrix_text(shown.names, shown.on_host)}\n"
+    text += f"guest, layout {outcome.plan.layout}\n{matrix_text(shown.names, shown.in_guest)}\n"
+    text += "pairs that differ (nvidia-smi, NCCL)\n" + ("".join(f"{line}\n" for line in shown.differing) or "none\n")
     text += "NCCL reads the topology file instead, which has the host's tree\n" if outcome.plan.fw_cfg else ""
-    absent = [d.hostdev.name for d in outcome.plan.devices if d.place is None]
-    text += f"\nnot in the matrices, because the hook does not place them: {', '.join(absent)}\n" if absent else ""
+    if shown.absent:
+        text += f"\nnot in the matrices, because the hook does not place them: {', '.join(shown.absent)}\n"
     return f"{text}\n{LEGEND}"
 
 
 # Base classes that a host's matrix shows: network, display, accelerators (1200, and 0b40 for co-processors).
 _MATRIX_NAMES = {0x0200: "NIC", 0x0207: "NIC", 0x0280: "NIC", 0x0300: "GPU", 0x0302: "GPU", 0x0380: "GPU"}
 _MATRIX_NAMES |= {0x1200: "ACC", 0x0B40: "ACC"}
+NO_CARDS = "the host has no GPU, accelerator or network card\n"
 
 
-def host_matrix(host: HostTopology) -> str:
-    """The matrix of a host's GPUs, accelerators and network cards, with their addresses."""
+def host_names(host: HostTopology) -> tuple[tuple[str, PciAddress], ...]:
+    """A host's GPUs, accelerators and network cards by address, named GPU0, ACC0, NIC0."""
     counts: dict[str, int] = {}
     names: list[tuple[str, PciAddress]] = []
     for address, function in sorted(host.functions.items()):
@@ -299,8 +359,14 @@ def host_matrix(host: HostTopology) -> str:
         if kind is not None:
             names.append((f"{kind}{counts.setdefault(kind, 0)}", address))
             counts[kind] += 1
+    return tuple(names)
+
+
+def host_matrix(host: HostTopology) -> str:
+    """The matrix of a host's GPUs, accelerators and network cards, with their addresses."""
+    names = host_names(host)
     if not names:
-        return "the host has no GPU, accelerator or network card\n"
+        return NO_CARDS
     text = matrix_text([name for name, _ in names], distance_matrix(host, [address for _, address in names]))
     return text + "\n" + "".join(f"{name}  {address}\n" for name, address in names) + f"\n{LEGEND}"
 

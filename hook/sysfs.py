@@ -18,7 +18,8 @@ from hook.host import HostTopology, NumaNode, PciFunction, PciRegion
 ATTRIBUTE_LIMIT_BYTES = 65536
 _LINK_LIMIT = 40  # as many symbolic links as Linux follows in one path (MAXSYMLINKS)
 
-_BARS = 6
+RESOURCES = 7  # lines of `resource` that are read: six BARs and the ROM; bridge windows come after them
+_ROM = 6
 _IORESOURCE_IO = 0x100  # include/linux/ioport.h
 _IORESOURCE_MEM = 0x200
 _IORESOURCE_PREFETCH = 0x2000
@@ -183,8 +184,7 @@ class _Reader:
         content = self.tree.read(path)
         if content is None:
             return None
-        # tar pads an attribute with zeros to the page that sysfs claims it has.
-        return content.decode("utf-8", "replace").strip("\0 \t\r\n")
+        return attribute_text(content)
 
     def number(self, path: str, base: int) -> int | None:
         text = self.text(path)
@@ -210,7 +210,7 @@ class _Reader:
         """The BARs and the size of the ROM: a line `start end flags` each; bridge windows come after them."""
         regions = []
         rom_bytes = 0
-        for number, line in enumerate((self.text(path) or "").splitlines()[: _BARS + 1]):
+        for number, line in enumerate((self.text(path) or "").splitlines()[:RESOURCES]):
             match = _RESOURCE.fullmatch(line)
             if match is None:
                 self.problems.append(f"cannot read {path}: {line[:60]!r} is not 'start end flags'")
@@ -218,7 +218,7 @@ class _Reader:
             start, end, flags = (int(word, 16) for word in match.groups())
             if not flags & (_IORESOURCE_IO | _IORESOURCE_MEM) or end <= start:
                 continue
-            if number == _BARS:
+            if number == _ROM:
                 rom_bytes = end - start + 1
             else:
                 wanted = _IORESOURCE_MEM | _IORESOURCE_PREFETCH | _IORESOURCE_MEM_64
@@ -290,6 +290,12 @@ class _Reader:
         return found
 
 
+def attribute_text(content: bytes) -> str:
+    """The text of an attribute, without the newline at its end."""
+    # tar pads an attribute with zeros to the page that sysfs claims it has.
+    return content.decode("utf-8", "replace").strip("\0 \t\r\n")
+
+
 def _addresses(parts: Iterable[str]) -> tuple[PciAddress, ...]:
     """The path components that are PCI functions, in order."""
     addresses = []
@@ -325,3 +331,8 @@ def read_host(tree: SysfsTree, functions: Iterable[PciAddress], mediated_devices
 def all_functions(tree: SysfsTree) -> tuple[PciAddress, ...]:
     """Every PCI function of the tree, by address."""
     return tuple(sorted(_addresses(tree.names(PCI_DEVICES))))
+
+
+def all_mediated_devices(tree: SysfsTree) -> tuple[str, ...]:
+    """The UUID of every mediated device of the tree, sorted."""
+    return tree.names(MDEV_DEVICES)

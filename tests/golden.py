@@ -10,11 +10,16 @@ from pathlib import Path
 GOLDENS = Path(__file__).parent / "goldens"
 
 
+def is_regenerating() -> bool:
+    """True when files are to be rewritten."""
+    return os.environ.get("REGENERATE") == "1"
+
+
 def check(name: str, actual: str) -> None:
     """Assert that the golden `name` has this text."""
     path = GOLDENS / name
     is_new = not path.exists()
-    if is_new or os.environ.get("REGENERATE") == "1":
+    if is_new or is_regenerating():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(actual)
     assert not is_new, f"wrote the new golden {name}: read it, then run again"

@@ -1,8 +1,13 @@
 """The commands as a user runs them: what goes to which stream, the exit status, the texts."""
 
 import json
+import os
+import pty
+import re
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +17,26 @@ from click.testing import CliRunner, Result
 
 from hook import __version__
 from hook.cli import main
-from hook.config import OPTIONS
+from hook.config import OPTIONS, Config
+from hook.define import define_domain
+from hook.domain import parse
 from hook.errors import DomainXmlError
+from hook.pci_ids import read
+from hook.picture import host_html, host_svg, plan_html, plan_svg
+from hook.recording import open_sysfs
+from hook.sysfs import all_functions, read_host
 from tests.build import host, hostdev, vm
 from tests.golden import check, check_names
 from tests.scenario import HOSTS, Scenario
 
 A, B = "0000:41:00.0", "0000:c1:00.0"
 SCENARIO = Scenario("two-node-4gpu-4sriov")
-GOLDENS = ("host-matrix.txt", "host-tree.txt", "plan-matrix.txt", "plan-tree-of-everything.txt", "plan-tree.txt")
+IDS = str(Path(__file__).with_name("pci.ids"))
+NO_IDS = "/dev/null"
+GOLDENS = (
+    *("host-matrix.txt", "host-tree-without-names.txt", "host-tree.txt", "plan-diff.txt", "plan-matrix.txt"),
+    *("plan-tree-40-columns.txt", "plan-tree-of-everything.txt", "plan-tree.txt"),
+)
 
 
 @pytest.fixture
@@ -234,6 +250,7 @@ def test_the_json_has_the_documented_schema(folder: Path) -> None:
         ],
         "devices": [
             {
+                "name": "a",
                 "alias": "ua-gpu-a",
                 "kind": "pci",
                 "source": A,
@@ -243,9 +260,15 @@ def test_the_json_has_the_documented_schema(folder: Path) -> None:
                 "action": "placed",
                 "guest_address": {"bus": 18, "slot": 0, "function": 0},
                 "guest_bdf": "0000:ff:00.0",
+                "guest_bridges": ["0000:fe:00.0"],
+                "vendor": None,
+                "device": None,
+                "class": 0x030200,
+                "bars": [],
                 "reason": "host node 0 (numa_node) is cell 0",
             },
             {
+                "name": "0000:99:00.0",
                 "alias": None,
                 "kind": "pci",
                 "source": "0000:99:00.0",
@@ -255,6 +278,11 @@ def test_the_json_has_the_documented_schema(folder: Path) -> None:
                 "action": "left",
                 "guest_address": None,
                 "guest_bdf": None,
+                "guest_bridges": None,
+                "vendor": None,
+                "device": None,
+                "class": None,
+                "bars": None,
                 "reason": "sysfs does not know 0000:99:00.0",
             },
         ],
@@ -278,7 +306,7 @@ def scenario(tmp_path: Path, *arguments: str) -> str:
     (tmp_path / "vm.xml").write_bytes(SCENARIO.xml())
     (tmp_path / "vmi.json").write_bytes(SCENARIO.vmi)
     options = ["--domain", "@vm.xml", "--vmi", "@vmi.json", "--sysfs", str(SCENARIO.sysfs_path)]
-    result = run(tmp_path, "plan", *options, *arguments)
+    result = run(tmp_path, "plan", *options, "--pci-ids", IDS, *arguments)
     assert (result.exit_code, result.stderr) == (0, "")
 
     return result.stdout
@@ -290,6 +318,19 @@ def test_the_plan_as_a_tree(tmp_path: Path) -> None:
 
 def test_the_plan_as_matrices(tmp_path: Path) -> None:
     check("cli/plan-matrix.txt", scenario(tmp_path, "--format", "matrix"))
+
+
+def test_the_plan_as_a_diff(tmp_path: Path) -> None:
+    check("cli/plan-diff.txt", scenario(tmp_path, "--format", "diff"))
+    assert scenario(tmp_path, "--format", "diff", "--mode", "off") == ""
+
+
+def test_the_plan_as_a_picture_and_as_a_page(tmp_path: Path) -> None:
+    outcome = define_domain(SCENARIO.xml(), SCENARIO.vmi, lambda: SCENARIO.sysfs, Config())
+    given = outcome, parse(SCENARIO.xml()).guest, read(IDS)
+
+    assert scenario(tmp_path, "--format", "svg") == plan_svg(*given)
+    assert scenario(tmp_path, "--format", "html") == plan_html(*given)
 
 
 def test_a_tree_with_everything_that_a_tree_can_show(folder: Path) -> None:
@@ -305,7 +346,7 @@ def test_a_tree_with_everything_that_a_tree_can_show(folder: Path) -> None:
         cells={0: "0", 1: "1", 2: ""},
     )
     (folder / "vm.xml").write_bytes(xml)
-    options = ["--layout", "switch", "--exclude", "e"]
+    options = ["--layout", "switch", "--exclude", "e", "--pci-ids", NO_IDS]
     result = run(folder, "plan", "--domain", "@vm.xml", "--sysfs", "@host.sysfs", *options)
 
     assert result.exit_code == 0
@@ -317,10 +358,33 @@ def test_a_tree_with_everything_that_a_tree_can_show(folder: Path) -> None:
 
 @pytest.mark.parametrize("form", ["tree", "matrix"])
 def test_the_host_as_a_text(tmp_path: Path, form: str) -> None:
-    result = run(tmp_path, "host", "--sysfs", str(HOSTS / "dgx1v.sysfs"), "--format", form)
+    result = run(tmp_path, "host", "--sysfs", str(HOSTS / "dgx1v.sysfs"), "--format", form, "--pci-ids", IDS)
 
     assert (result.exit_code, result.stderr) == (0, "")
     check(f"cli/host-{form}.txt", result.stdout)
+
+
+def test_a_host_without_names(tmp_path: Path) -> None:
+    result = run(tmp_path, "host", "--sysfs", str(HOSTS / "dgx1v.sysfs"), "--pci-ids", NO_IDS)
+
+    check("cli/host-tree-without-names.txt", result.stdout)
+
+
+def test_the_host_as_a_picture_and_as_a_page(tmp_path: Path) -> None:
+    given = ["--sysfs", str(HOSTS / "dgx1v.sysfs"), "--pci-ids", IDS, "--format"]
+    machine = open_sysfs(str(HOSTS / "dgx1v.sysfs"))
+    topology = read_host(machine, all_functions(machine), ())
+
+    assert run(tmp_path, "host", *given, "svg").stdout == host_svg(topology, read(IDS))
+    assert run(tmp_path, "host", *given, "html").stdout == host_html(topology, read(IDS))
+
+
+@pytest.mark.parametrize("command", [["host"], ["plan", "--domain", "@vm.xml"]])
+def test_names_that_cannot_be_read(folder: Path, command: list[str]) -> None:
+    result = run(folder, *command, "--sysfs", "@host.sysfs", "--pci-ids", "@missing")
+    text = f"pcie-numa-hook: [Errno 2] No such file or directory: '{folder}/missing'\n"
+
+    assert (result.exit_code, result.stdout, result.stderr) == (3, "", text)
 
 
 def test_the_host_as_json(folder: Path) -> None:
@@ -361,6 +425,43 @@ def test_a_host_without_cards_has_no_matrix(folder: Path) -> None:
     assert result.stdout == "the host has no GPU, accelerator or network card\n"
 
 
+# record.
+
+
+def test_a_host_is_recorded_to_a_file_or_to_standard_output(folder: Path) -> None:
+    printed = run(folder, "record", "--sysfs", "@host.sysfs")
+    written = run(folder, "record", "--sysfs", "@host.sysfs", "-o", "@again.sysfs")
+
+    assert (printed.exit_code, printed.stderr, written.exit_code, written.output) == (0, "", 0, "")
+    assert (folder / "again.sysfs").read_text() == printed.stdout
+    assert plan(folder) == plan(folder, "--sysfs", "@again.sysfs")
+
+
+def test_a_recording_for_a_vm_has_its_devices_alone(folder: Path) -> None:
+    (folder / "vm.xml").write_bytes(vm([hostdev(B, "b")]))
+    result = run(folder, "record", "--sysfs", "@host.sysfs", "--domain", "@vm.xml")
+
+    assert result.exit_code == 0
+    assert (A in result.stdout, B in result.stdout) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--sysfs", "@missing"], 3, "pcie-numa-hook: cannot read sysfs at {}/missing: there is no such directory"),
+        (["-o", "@none/host.sysfs"], 3, "pcie-numa-hook: [Errno 2] No such file or directory: '{}/none/host.sysfs'"),
+        (["--domain", "@vmi.json"], 3, "pcie-numa-hook: cannot parse the domain XML: "),
+        (["here"], 2, "Error: Got unexpected extra argument (here)"),
+    ],
+    ids=["no host", "no folder", "no domain", "an argument"],
+)
+def test_what_cannot_be_recorded(folder: Path, arguments: list[str], status: int, message: str) -> None:
+    result = run(folder, "record", "--sysfs", "@host.sysfs", *arguments)
+
+    assert (result.exit_code, result.stdout) == (status, "")
+    assert result.stderr.splitlines()[-1].startswith(message.format(folder))
+
+
 # Help, and the real process.
 
 
@@ -385,8 +486,9 @@ def test_no_golden_outlives_its_test() -> None:
     check_names("cli", GOLDENS)
 
 
-def process(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([sys.executable, "-m", "hook", *arguments], input=stdin, capture_output=True, check=False)
+def process(*arguments: str, stdin: bytes = b"", **more: Any) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "hook", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, check=False, **more)
 
 
 def test_the_real_process_writes_the_same_bytes(folder: Path) -> None:
@@ -401,6 +503,84 @@ def test_the_real_process_ends_with_the_status_and_one_line(folder: Path) -> Non
     text = f"pcie-numa-hook: [Errno 2] No such file or directory: '{folder}/missing'\n"
 
     assert (done.returncode, done.stdout, done.stderr.decode()) == (3, b"", text)
+
+
+# Terminals.
+
+PLAN = ("plan", "--domain", "tests/scenarios/two-node-4gpu-4sriov.xml", "--pci-ids", "tests/pci.ids", "--sysfs")
+SHOWN = (*PLAN, "tests/scenarios/two-node-4gpu-4sriov.sysfs")
+ESCAPE = re.compile(r"\x1b\[([\d;]*)m")
+COLOURS = {str(code) for code in (*range(30, 38), *range(90, 98))}
+
+
+def on_terminal(*arguments: str, columns: int = 120, **environment: str) -> str:
+    """What the real process writes on a terminal."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "FORCE_COLOR")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "hook", *arguments],
+        cwd=Path(__file__).parent.parent,
+        env={**kept, "TERM": "xterm-256color", **environment},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    ) as process:
+        os.close(theirs)
+        written = b""
+        # Linux ends a terminal that nobody holds open any more with EIO.
+        with suppress(OSError):
+            while part := os.read(ours, 65536):
+                written += part
+        os.close(ours)
+    assert process.returncode == 0
+
+    return written.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("form", ["tree", "diff"])
+def test_a_terminal_has_colours(form: str) -> None:
+    text = on_terminal(*SHOWN, "--format", form)
+
+    assert COLOURS & set(ESCAPE.findall(text))
+
+
+@pytest.mark.parametrize("form", ["tree", "diff"])
+def test_no_color_is_obeyed(form: str) -> None:
+    text = on_terminal(*SHOWN, "--format", form, NO_COLOR="1")
+    codes = {code for group in ESCAPE.findall(text) for code in group.split(";")}
+
+    assert COLOURS & codes == set()
+
+
+@pytest.mark.parametrize("form", ["tree", "diff", "matrix", "json", "svg", "html"])
+def test_a_pipe_gets_the_text_of_a_wide_terminal_without_escapes(form: str) -> None:
+    arguments = (*SHOWN, "--format", form)
+    piped = process(*arguments, cwd=Path(__file__).parent.parent)
+
+    assert (piped.returncode, piped.stderr) == (0, b"")
+    assert b"\x1b" not in piped.stdout
+    assert ESCAPE.sub("", on_terminal(*arguments, columns=1000)) == piped.stdout.decode()
+
+
+def test_a_terminal_that_knows_no_escapes_gets_none() -> None:
+    assert "\x1b" not in on_terminal(*SHOWN, TERM="dumb")
+
+
+def test_a_narrow_terminal_keeps_the_shape_of_a_tree() -> None:
+    text = ESCAPE.sub("", on_terminal(*SHOWN, columns=40))
+
+    assert max(map(len, text.splitlines())) <= 40
+    check("cli/plan-tree-40-columns.txt", text)
+
+
+def test_an_encoding_without_arrows_is_no_error(folder: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    arguments = ("plan", "--domain", str(folder / "vm.xml"), "--sysfs", str(folder / "host.sysfs"))
+    done = process(*arguments, env=environment)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"a 0000:41:00.0 ? 0000:fd:00.0  placed: " in done.stdout
 
 
 def test_the_real_process_tells_its_version() -> None:

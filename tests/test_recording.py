@@ -4,6 +4,8 @@ import gzip
 import io
 import os
 import random
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,11 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hook import __version__, domain
 from hook.errors import SysfsError
-from hook.recording import format_recording, open_sysfs, parse_recording
-from hook.sysfs import DirectoryTree, MemoryTree, all_functions, read_host
+from hook.host import HostTopology
+from hook.recording import format_recording, open_sysfs, parse_recording, record
+from hook.sysfs import DirectoryTree, MemoryTree, SysfsTree, all_functions, all_mediated_devices, read_host
 from tests.build import host, unpack
-from tests.scenario import HOST_NAMES, HOSTS
+from tests.golden import check
+from tests.scenario import HOST_NAMES, HOSTS, NAMES, Scenario
 
 TEXT = host({"pci0000:40/0000:40:01.0/0000:41:00.0": 0}, distances={0: "10 21", 1: "21 10"})
 TREE = parse_recording(TEXT)
@@ -173,6 +178,107 @@ def test_spaces_and_signs_inside_a_value_stay() -> None:
     tree = parse_recording("devices/system/node/node0/a =  x = y -> z \ndevices/b -> c = d\n\n  \n# e")
 
     assert tree.items() == ({"devices/system/node/node0/a": b" x = y -> z "}, {"devices/b": "c = d"})
+
+
+# Recording.
+
+
+def whole(tree: SysfsTree) -> HostTopology:
+    return read_host(tree, all_functions(tree), all_mediated_devices(tree))
+
+
+@pytest.mark.parametrize("name", HOST_NAMES)
+def test_a_recording_of_a_machine_reads_as_the_machine(tmp_path: Path, name: str) -> None:
+    machine = open_sysfs(str(HOSTS / f"{name}.sysfs"))
+    assert isinstance(machine, MemoryTree)
+    text = record(machine)
+
+    assert whole(parse_recording(text)) == whole(machine)
+    assert record(DirectoryTree(str(unpack(machine, tmp_path)))) == text
+    assert record(parse_recording(text)) == text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recording_for_one_vm_reads_as_its_host(name: str) -> None:
+    scenario = Scenario(name)
+    sources = [hostdev.source for hostdev in domain.parse(scenario.xml()).guest.hostdevs]
+    functions = [source for source in sources if not isinstance(source, str)]
+    mdevs = [source for source in sources if isinstance(source, str)]
+    recorded = parse_recording(record(scenario.sysfs, sources))
+
+    assert read_host(recorded, functions, mdevs) == read_host(scenario.sysfs, functions, mdevs)
+
+
+def test_a_recording_of_this_machine_reads_as_this_machine() -> None:
+    try:
+        here = DirectoryTree("/sys")
+    except SysfsError:
+        pytest.skip("this machine shows neither a PCI bus nor NUMA nodes in /sys")
+
+    assert whole(parse_recording(record(here))) == whole(here)
+
+
+SECRETS = ("serial_number", "vpd", "config", "net/eth0/address", "nvme/nvme0/serial", "label", "unique_id")
+
+
+def test_a_recording_has_what_is_read_and_nothing_else(tmp_path: Path) -> None:
+    """A GPU, a VF with its PF, a mediated device; beside each attribute lies one that nobody shall see."""
+    port = "devices/pci0000:40/0000:40:01.0"
+    vf, pf, parent = f"{port}/0000:41:00.2", f"{port}/0000:41:00.0", f"{port}/0000:42:00.0"
+    uuid = "a1b2c3d4-0000-4000-8000-000000000001"
+    attributes = {"class": "0x030200", "vendor": "0x10de", "device": "0x2330", "subsystem_vendor": "0x10de"}
+    attributes |= {"subsystem_device": "0x16c1", "numa_node": "0", "local_cpulist": "0-3"}
+    attributes |= {"resource": "\n".join(f"0x{n:x} 0x{n:x} 0x0" for n in range(13))}
+    files = {f"{place}/{name}": value for place in (port, vf, pf, parent) for name, value in attributes.items()}
+    files |= {f"{place}/{name}": "SECRET" for place in (port, vf, pf, parent) for name in SECRETS}
+    files |= {"devices/system/node/node0/cpulist": "0-3", "devices/system/node/node0/distance": "10"}
+    files |= {"devices/system/node/node0/meminfo": "SECRET", "class/dmi/id/product_serial": "SECRET"}
+    links = {f"bus/pci/devices/{place.rpartition('/')[2]}": f"../../../{place}" for place in (port, vf, pf, parent)}
+    links |= {f"{vf}/physfn": "../0000:41:00.0", f"{vf}/driver": "../../../SECRET"}
+    links |= {f"bus/mdev/devices/{uuid}": f"../../../{parent}/{uuid}"}
+    tree = MemoryTree({path: value.encode() for path, value in files.items()}, links)
+    text = record(tree)
+
+    assert "SECRET" not in text
+    check("recording/everything.sysfs", text.replace(__version__, "VERSION"))
+    assert record(DirectoryTree(str(unpack(tree, tmp_path)))) == text
+
+
+@pytest.mark.parametrize(
+    ("extra", "difference"),
+    [
+        pytest.param("devices/system/node/node7", "NUMA node 7", id="a node without a readable attribute"),
+        pytest.param("bus/pci/devices/0000:42:00.0", "PCI function 0000:42:00.0", id="a function without any"),
+    ],
+)
+def test_a_tree_that_a_recording_cannot_hold_is_refused(tmp_path: Path, extra: str, difference: str) -> None:
+    """Empty folders; no kernel makes such ones."""
+    folder = unpack(parse_recording(host({"pci0000:40/0000:41:00.0": 0})), tmp_path)
+    (folder / extra).mkdir()
+
+    with pytest.raises(SysfsError) as refusal:
+        record(DirectoryTree(str(folder)))
+
+    assert str(refusal.value) == f"cannot record this tree, its recording reads differently: {difference}"
+
+
+def test_an_empty_tree_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bus/pci/devices").mkdir(parents=True)
+
+    with pytest.raises(SysfsError, match=r"^cannot record this tree: it holds neither "):
+        record(DirectoryTree(str(tmp_path)))
+
+
+def test_the_module_records_where_there_is_no_command_line(tmp_path: Path) -> None:
+    (tmp_path / "host.sysfs").write_text(TEXT)
+    done, refused = (
+        subprocess.run([sys.executable, "-m", "hook.recording", path], capture_output=True, text=True, check=False)
+        for path in (str(tmp_path / "host.sysfs"), "missing")
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, record(TREE), "")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == "python3 -m hook.recording: cannot read sysfs at missing: there is no such directory\n"
 
 
 # Hostile and broken input.

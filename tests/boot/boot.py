@@ -62,7 +62,10 @@ class StandIn:
     """An emulated device in place of a passed-through one."""
 
     driver: str
+    vendor: int
+    device: int
     bars: tuple[int, ...]  # numbers of the BARs that the device has
+    memory_bars_bytes: tuple[int, ...]  # sizes of those that are not I/O
     options: Mapping[str, Any]
     memory_bytes: int | None = None  # shared memory of that size behind it, never touched
 
@@ -147,16 +150,52 @@ def probe(machine: Architecture) -> Guest:
 
 
 # Without a ROM, firmware has no more to do than it has for a device in vfio that has none.
-_NIC = StandIn(driver="virtio-net-pci", bars=(1, 4), options={"romfile": ""})
-_NIC_WITH_IO = StandIn(driver="e1000e", bars=(0, 1, 2, 3), options={"romfile": ""})
-_OTHER_WITH_IO = StandIn(driver="pci-testdev", bars=(0, 1, 2), options={"membar": 16 << 20})
-_OTHER_32BIT = StandIn(driver="bochs-display", bars=(0, 2), options={"romfile": ""})  # 16 MiB below 4 GiB
+_NIC = StandIn(
+    driver="virtio-net-pci",
+    vendor=0x1AF4,
+    device=0x1041,
+    bars=(1, 4),
+    memory_bars_bytes=(4 << 10, 16 << 10),
+    options={"romfile": ""},
+)
+_NIC_WITH_IO = StandIn(
+    driver="e1000e",
+    vendor=0x8086,
+    device=0x10D3,
+    bars=(0, 1, 2, 3),
+    memory_bars_bytes=(128 << 10, 128 << 10, 16 << 10),
+    options={"romfile": ""},
+)
+_OTHER_WITH_IO = StandIn(
+    driver="pci-testdev",
+    vendor=0x1B36,
+    device=0x0005,
+    bars=(0, 1, 2),
+    memory_bars_bytes=(4 << 10, 16 << 20),
+    options={"membar": 16 << 20},
+)
+_OTHER_32BIT = StandIn(
+    driver="bochs-display",
+    vendor=0x1234,
+    device=0x1111,
+    bars=(0, 2),
+    memory_bars_bytes=(16 << 20, 4 << 10),
+    options={"romfile": ""},
+)
 _SMALL_BAR_BYTES = 16 << 20
 
 
 def gpu(bar_bytes: int = _SMALL_BAR_BYTES) -> StandIn:
     """A device with one 64-bit prefetchable BAR of that size, which costs no memory."""
-    return StandIn(driver="ivshmem-plain", bars=(0, 2), options={}, memory_bytes=bar_bytes)
+    return StandIn(
+        driver="ivshmem-plain",
+        vendor=0x1AF4,
+        device=0x1110,
+        bars=(0, 2),
+        memory_bars_bytes=(256, bar_bytes),
+        options={},
+        memory_bytes=bar_bytes,
+    )
 
 
 def stand_in(function: PciFunction | None, *, is_true_size: bool = False) -> StandIn:

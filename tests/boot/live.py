@@ -19,7 +19,14 @@ from tests.boot.boot import BootError, StandIn, architecture, probe, small, tail
 from tests.system.kubevirt import for_libvirt
 from tests.system.oracle import Oracle, RunningGuest
 
-_DOUBLE = StandIn(driver="virtio-scsi-pci", bars=(1, 4), options={})
+_DOUBLE = StandIn(
+    driver="virtio-scsi-pci",
+    vendor=0x1AF4,
+    device=0x1048,
+    bars=(1, 4),
+    memory_bars_bytes=(4 << 10, 16 << 10),
+    options={},
+)
 _FIRST_SCSI_INDEX = 50  # above those of the domain
 _OUTSIDE = ("channel", "graphics", "tpm", "serial", "console", "audio")
 _POLL_SECONDS = 0.1

@@ -30,13 +30,12 @@ class Report:
     troubles: tuple[str, ...]  # lines of the kernel's log
 
 
-def parse(console: str, report: int = 0) -> Report:
-    """Parse what init.c prints; report: which one, from 0."""
-    text = console.split("@begin\n")[1 + report].partition("@end")[0]
+def sysfs(console: str, report: int = 0) -> MemoryTree:
+    """The guest's sysfs, from what init.c prints; report: which one, from 0."""
     files: dict[str, bytes] = {}
     links: dict[str, str] = {}
     folder = ""
-    for line in text.splitlines():
+    for line in _report(console, report).splitlines():
         if line.startswith("@dir "):
             folder = line.removeprefix("@dir ")
             if not folder.startswith(NODES):
@@ -44,7 +43,16 @@ def parse(console: str, report: int = 0) -> Report:
         elif " = " in line and not line.startswith("@"):
             name, _, value = line.partition(" = ")
             files[f"{folder}/{name}"] = value.replace("\\n", "\n").encode()
-    tree = MemoryTree(files, links)
+    return MemoryTree(files, links)
+
+
+def _report(console: str, report: int) -> str:
+    return console.split("@begin\n")[1 + report].partition("@end")[0]
+
+
+def parse(console: str, report: int = 0) -> Report:
+    """Parse what init.c prints."""
+    tree = sysfs(console, report)
     addresses = all_functions(tree)
     resources = {a: _resource(tree.read(f"{PCI_DEVICES}/{a}/resource") or b"") for a in addresses}
     nodes = read_host(tree, addresses, ())
@@ -62,7 +70,9 @@ def parse(console: str, report: int = 0) -> Report:
             for node in nodes.nodes
             if (match := re.search(r"MemTotal:\s+(\d+) kB", (tree.read(f"{NODES}/node{node}/meminfo") or b"").decode()))
         },
-        troubles=tuple(line.removeprefix("@log ") for line in text.splitlines() if line.startswith("@log ")),
+        troubles=tuple(
+            line.removeprefix("@log ") for line in _report(console, report).splitlines() if line.startswith("@log ")
+        ),
     )
 
 

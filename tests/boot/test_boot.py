@@ -4,11 +4,15 @@ import pytest
 
 from hook.config import Config, Extra, Layout
 from hook.define import Outcome, define_domain
-from hook.recording import parse_recording
+from hook.recording import parse_recording, record
+from hook.verify import verify
 from tests.boot.boot import BootError, Firmware, boot, stand_ins
 from tests.boot.conftest import Ask
-from tests.boot.report import differences, parse
+from tests.boot.report import differences, parse, sysfs
 from tests.build import host, hostdev, vm
+from tests.golden import check as check_golden
+from tests.golden import is_regenerating
+from tests.guests import GUESTS, plan_of_stand_ins, recording
 from tests.machines import NAMES, machine, plan_on
 from tests.scenario import NAMES as SCENARIOS
 from tests.scenario import Scenario
@@ -39,6 +43,9 @@ def check(oracle: Oracle, outcome: Outcome, firmware: Firmware | None, seconds: 
     print(f"{booted.seconds:.1f} s, {booted.peak_bytes >> 20} MiB", *report.troubles, sep="\n")
 
     assert differences(outcome, devices, report) == []
+    text, is_as_planned = verify(plan_of_stand_ins(outcome, devices), sysfs(booted.console))
+    print(text)
+    assert is_as_planned
 
 
 # Each once: a firmware and a generation; switches, functions of one card, eight cells, I/O BARs.
@@ -125,24 +132,32 @@ def test_a_guest_that_says_nothing_is_killed_and_its_last_lines_are_told(ask: As
         boot(ask("debian12"), outcome.xml, stand_ins(outcome), firmware="seabios", seconds=1.0)
 
 
-# What would be wrong in the answer, and what the guest then shows.
-FAULTS: dict[str, tuple[tuple[bytes, bytes], str]] = {
-    "a wrong cell": ((b"<node>1</node>", b"<node>0</node>"), "0000:fe:00.0 numa_node: 0, planned 1"),
-    "a window too small": (
-        (b'busNr="252"', b'busNr="253"'),
-        "0000:fd:00.0 root: devices/pci0000:fd, planned devices/pci0000:fc",
-    ),
-    "a port elsewhere": ((b'bus="0x11" slot="0x00"', b'bus="0x11" slot="0x03"'), "0000:fc:00.0 is not there"),
+# What the guest shows when something is wrong in the answer.
+FAULTS = {
+    "wrong-cell": "0000:fe:00.0 numa_node: 0, planned 1",
+    "window-too-small": "0000:fd:00.0 root: devices/pci0000:fd, planned devices/pci0000:fc",
+    "port-elsewhere": "0000:fc:00.0 is not there",
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_the_answer_is_seen(ask: Ask, fault: str) -> None:
-    (right, wrong), difference = FAULTS[fault]
-    outcome = on_machine("l5640-sriov", Layout.NODE, "seabios")
-    assert outcome.xml.count(right) == 1
-    devices = stand_ins(outcome)
+    guest = GUESTS[fault]
+    devices = stand_ins(guest.outcome)
 
-    booted = boot(ask("debian12"), outcome.xml.replace(right, wrong), devices, firmware="seabios")
+    booted = boot(ask(guest.generation), guest.xml, devices, firmware=guest.firmware)
 
-    assert difference in differences(outcome, devices, parse(booted.console))
+    assert FAULTS[fault] in differences(guest.outcome, devices, parse(booted.console))
+
+
+@pytest.mark.parametrize("name", GUESTS)
+def test_verify_says_of_a_booted_guest_what_it_says_of_its_recording(ask: Ask, name: str) -> None:
+    """With REGENERATE=1 it records the guests again; tests/test_verify.py reads them."""
+    guest = GUESTS[name]
+    booted = boot(ask(guest.generation), guest.xml, stand_ins(guest.outcome), firmware=guest.firmware, seconds=300.0)
+    tree = sysfs(booted.console)
+    if is_regenerating() or not recording(name).exists():
+        recording(name).parent.mkdir(exist_ok=True)
+        recording(name).write_text(record(tree))
+
+    check_golden(f"verify/{name}.txt", verify(plan_of_stand_ins(guest.outcome), tree)[0])
