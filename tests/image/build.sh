@@ -1,7 +1,7 @@
 #!/bin/bash
 # Build the image; what `make image` runs.
 #
-#   build.sh [NAME]    default localhost/pcie-numa-hook:dev
+#   build.sh [NAME [TARGET]]    default localhost/pcie-numa-hook:dev; TARGET minimal has no shell
 #
 # BASE is the base image; BASE=local makes one from Debian packages (base.sh).
 set -euo pipefail
@@ -22,4 +22,5 @@ if [ "$BASE" = local ]; then
         [ -e "$path" ] && arguments+=(--volume "$path:$path:ro")
     done
 fi
+[ -n "${2:-}" ] && arguments+=(--target "$2")
 buildah build --build-arg "BASE=$BASE" "${arguments[@]}" --tag "$NAME" .

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 IMAGE = "localhost/pcie-numa-hook:dev"
+MINIMAL = "localhost/pcie-numa-hook:minimal"
 # 64 MB and 200 millicores, uid 107 without capabilities (KubeVirt pkg/virt-controller/services/renderresources.go).
 LIMITS = (
     "--memory=64000000",
@@ -39,14 +40,14 @@ def podman(*arguments: str) -> str:
 class Cage:
     """One container with a socket folder and a recording of a host."""
 
-    def __init__(self, sockets: Path, recording: Path, arguments: Sequence[str] = ()) -> None:
+    def __init__(self, sockets: Path, recording: Path, arguments: Sequence[str] = (), image: str = IMAGE) -> None:
         """Start it."""
         sockets.chmod(0o777)
         self.sockets = sockets
         self.id = podman(
             "run", "--detach", *LIMITS, *_ULIMITS, "--env=CONTAINER_NAME=hook-sidecar-0",
             f"--volume={sockets}:/var/run/kubevirt-hooks", f"--volume={recording}:/recording:ro",
-            IMAGE, "--sysfs=/recording", *arguments,
+            image, "--sysfs=/recording", *arguments,
         ).strip()  # fmt: skip
 
     def __enter__(self) -> Self:

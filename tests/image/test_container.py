@@ -9,7 +9,7 @@ import pytest
 
 from hook.config import Config
 from hook.define import define_domain
-from tests.image.cage import IMAGE, Cage, forget_files, podman
+from tests.image.cage import IMAGE, MINIMAL, Cage, forget_files, podman
 from tests.scenario import Scenario
 from tests.virt_launcher import Launcher, Sidecar
 
@@ -37,10 +37,11 @@ def padded(xml: bytes, size: int) -> bytes:
     return head + b"</devices>" + body + tail
 
 
-def test_the_sidecar_lives_in_its_cage(hooks: Path) -> None:
+@pytest.mark.parametrize("name", [IMAGE, MINIMAL])
+def test_the_sidecar_lives_in_its_cage(hooks: Path, name: str) -> None:
     for attempt in range(ATTEMPTS):
         forget_files()
-        with Cage(hooks, LARGEST.sysfs_path) as cage:
+        with Cage(hooks, LARGEST.sysfs_path, image=name) as cage:
             launcher = Launcher(cage.sockets)
             sidecar = launcher.collect(1)[0]
             seconds = time.time() - cage.started()
