@@ -5,6 +5,7 @@ import os
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -73,14 +74,17 @@ class Cage:
         return [json.loads(line) for line in (done.stdout + done.stderr).splitlines()]
 
     def unreclaimable_bytes(self) -> int:
-        """Anonymous and kernel memory of its cgroup: what the limit really counts against."""
+        """Anonymous and kernel memory of its cgroup that the kernel cannot take back: what the limit counts against."""
         lines = Path(f"/proc/{self.state()['Pid']}/cgroup").read_text().splitlines()
         groups = {line.split(":")[1]: line.split(":", 2)[2] for line in lines}
         if "memory" in groups:  # cgroup v1
             folder = Path("/sys/fs/cgroup/memory") / groups["memory"].lstrip("/")
+            _reclaim(folder / "memory.force_empty", "0")
             kernel = int((folder / "memory.kmem.usage_in_bytes").read_text())
             return _stat(folder)["rss"] + kernel
-        stat = _stat(Path("/sys/fs/cgroup") / groups[""].lstrip("/"))
+        folder = Path("/sys/fs/cgroup") / groups[""].lstrip("/")
+        _reclaim(folder / "memory.reclaim", "64000000")
+        stat = _stat(folder)
         return stat["anon"] + stat["kernel"]
 
     def stop(self) -> tuple[int, float]:
@@ -88,6 +92,12 @@ class Cage:
         start = time.monotonic()
         podman("stop", "--time=10", self.id)
         return int(self.state()["ExitCode"]), time.monotonic() - start
+
+
+def _reclaim(file: Path, text: str) -> None:
+    """Ask for all that can be had; less than that is an error for the kernel, and none here."""
+    with suppress(OSError):
+        file.write_text(text)
 
 
 def _stat(folder: Path) -> dict[str, int]:
