@@ -551,12 +551,20 @@ class _Planner:
         start = min(earlier, default=0) or first_index(seen, taken)
         unmoved = [controller.address for controller in foreign]
         unmoved += [endpoint.address for endpoint in guest.endpoints if endpoint.key not in moved]
+        seated = {controller.index for controller in foreign if controller.address is not None}
         highest_root_bridge = max(KUBEVIRT_LAST_PORT_INDEX, start - 1, seen.ports + 1, *taken, 0)
         return (
             Room(
                 first_indexes=(start, lowest),
                 taken_indexes=frozenset(taken),
                 taken_root_slots=frozenset(a.slot for a in unmoved if a is not None and a.bus == 0),
+                seated_ports=tuple(
+                    c.address
+                    for c in foreign
+                    if c.model == Model.ROOT_PORT and c.address is not None and c.address.bus == 0
+                ),
+                # libvirt makes a root port of every index below that has no controller.
+                waiting_ports=sum(index not in seated for index in range(1, start)),
                 # Every index below could be a bridge on pcie.0, and each takes one bus.
                 first_bus=highest_root_bridge + 1,
                 windows=self._foreign_windows(foreign),

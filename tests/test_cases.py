@@ -367,6 +367,10 @@ CASES: dict[str, Case] = {
         host({_below_switch(n, s): 0 for n in range(40) for s in (0, 1)}),
         {"layout": "switch"},
     ),
+    "no-slot-left-for-expanders": Case(
+        "204 ports without an address fill pcie.0: an expander would get the last of them, and lack a bus",
+        vm([*(controller(index, "pcie-root-port") for index in range(1, 205)), GPU_A, GPU_B]),
+    ),
     "conventional-nic": Case(
         "an e1000 NIC needs a pcie-to-pci-bridge, which keeps the index that libvirt would give it",
         vm([nic("e1000"), nic(dev="tap1"), GPU_A]),
