@@ -44,6 +44,7 @@ _NO_PCI_CONTROLLERS = ("fdc", "ccid", "xenbus", "isa")
 _PCIE_MODELS = ("e1000e", "igb", "nec-xhci", "qemu-xhci", "bochs")
 _NO_PCI_MODELS = ("none", "usb-net", "ramfb", "sb16", "pcspk", "usb", "ich7", "dimm", "nvdimm", "sgx-epc")
 
+_PORTS = (Model.ROOT_PORT, Model.DOWNSTREAM_PORT)
 _CONVENTIONAL_MODELS = (Model.PCI_BRIDGE, "dmi-to-pci-bridge", "pci-bridge")
 
 
@@ -153,14 +154,20 @@ def forecast(controllers: Sequence[Controller], endpoints: Sequence[Endpoint], m
     sees of it that must not change.
     """
     has_bridge = any(controller.model in _CONVENTIONAL_MODELS for controller in controllers)
-    last_index = max((controller.index for controller in controllers if not controller.is_own), default=0)
+    others = {controller.index: controller for controller in controllers if not controller.is_own}
+    last_index = max(others, default=0)
+    used = {place.address.bus for place in (*endpoints, *others.values()) if place.address is not None}
+    free = sum(
+        index not in used and (index not in others or others[index].model in _PORTS)
+        for index in range(1, last_index + 1)
+    )
     waiting = [endpoint for endpoint in endpoints if endpoint.address is None]
     bridge_index = None
     if not has_bridge:
         before = 0
         for endpoint in waiting:
             if endpoint.connection is Connection.CONVENTIONAL:
-                bridge_index = max(before, last_index) + 2
+                bridge_index = last_index + max(0, before - free) + 2
                 break
             before += endpoint.connection is Connection.PORT
     ports = sum(

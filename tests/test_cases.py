@@ -387,6 +387,18 @@ CASES: dict[str, Case] = {
             ]
         ),
     ),
+    "conventional-behind-used-ports": Case(
+        "the port that is there is used, so libvirt adds two, and the bridge comes behind all three",
+        vm(
+            [
+                controller(1, "pcie-root-port", "00:02.0"),
+                controller(2, "pcie-switch-upstream-port", "01:00.0"),
+                nic(),
+                GPU_A,
+                '<watchdog model="i6300esb" action="reset"/>',
+            ]
+        ),
+    ),
     "i6300esb-watchdog": Case(
         "the watchdog is conventional and comes after the hostdevs in libvirt's order",
         vm([nic(), GPU_A, GPU_B, '<watchdog model="i6300esb" action="reset"/>']),

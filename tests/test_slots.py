@@ -217,6 +217,18 @@ BRIDGE = Controller(index=3, model=Model.PCI_BRIDGE)
             id="behind the highest port",
         ),
         pytest.param(
+            [
+                Controller(index=1, model=Model.ROOT_PORT, address=GuestAddress(0, 2)),
+                Controller(index=2, model=Model.UPSTREAM_PORT, address=GuestAddress(1, 0)),
+                Controller(index=3, model=Model.DOWNSTREAM_PORT, address=GuestAddress(2, 0)),
+                Controller(index=5, model=Model.ROOT_PORT, address=GuestAddress(0, 3)),
+            ],
+            [port(0, GuestAddress(5, 0)), port(1), port(2), port(3), slot(4)],
+            [],
+            Forecast(ports=5, bridge_index=8),
+            id="of five indexes the third has a free port and the fourth becomes one; the third device gets a new one",
+        ),
+        pytest.param(
             [Controller(index=40, model=Model.ROOT_PORT, alias="ua-pcie-numa-port-40")],
             [port(0), slot(1)],
             [],
