@@ -66,8 +66,8 @@ class DeviceFacts:
 def endpoints(arch: str, devices: Sequence[DeviceFacts]) -> tuple[Endpoint, ...]:
     """Sort the devices as libvirt does and say what each one looks for.
 
-    A missing balloon, and on aarch64 a missing SATA controller that a disk needs, are added as
-    libvirt adds them; KubeVirt writes everything else.
+    On x86_64 a missing balloon, and on aarch64 a missing SATA controller that a disk needs, are
+    added as libvirt adds them; KubeVirt writes everything else.
     """
     is_q35 = arch == "x86_64"
     first_video = next((d.key for d in devices if d.tag == "video"), None)
@@ -89,7 +89,7 @@ def endpoints(arch: str, devices: Sequence[DeviceFacts]) -> tuple[Endpoint, ...]
     if has_sata_disk and not has_sata and not is_q35:
         implied = Endpoint(connection=Connection.CONVENTIONAL, address=None, key=None)
         found.append((_ORDER.index("controller"), last, implied))
-    if not any(device.tag == "memballoon" for device in devices):
+    if is_q35 and not any(device.tag == "memballoon" for device in devices):
         implied = Endpoint(connection=Connection.PORT, address=None, key=None)
         found.append((_ORDER.index("memballoon"), last, implied))
     return tuple(endpoint for _, _, endpoint in sorted(found, key=lambda item: item[:2]))
@@ -156,7 +156,8 @@ def forecast(controllers: Sequence[Controller], endpoints: Sequence[Endpoint], m
     has_bridge = any(controller.model in _CONVENTIONAL_MODELS for controller in controllers)
     others = {controller.index: controller for controller in controllers if not controller.is_own}
     last_index = max(others, default=0)
-    used = {place.address.bus for place in (*endpoints, *others.values()) if place.address is not None}
+    addresses = [device.address for device in endpoints] + [controller.address for controller in others.values()]
+    used = {address.bus for address in addresses if address is not None}
     free = sum(
         index not in used and (index not in others or others[index].model in _PORTS)
         for index in range(1, last_index + 1)
