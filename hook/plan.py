@@ -327,7 +327,7 @@ class _Planner:
                 is_whole=device.hostdev.kind is Kind.PCI and not device.hostdev.is_virtual_function,
             )
         )
-        return replace(device, action=Action.PLACED, reason=reason, cell=cell, address=None)
+        return replace(device, action=Action.PLACED, reason=reason, cell=cell)
 
     def _left(self, device: DevicePlan, code: str, reason: str) -> DevicePlan:
         self._find(Severity.WARNING, code, device.hostdev.name, reason)

@@ -356,6 +356,10 @@ CASES: dict[str, Case] = {
         ),
         host({f"pci0000:40/0000:40:01.0/0000:41:{n // 8 % 32:02x}.{n % 8}": 0 for n in range(250)}),
     ),
+    "no-room-for-a-device-with-an-address": Case(
+        "there is no room, and the address that libvirt gave on an earlier call stays",
+        vm([*(controller(index, "pcie-root-port") for index in range(1, 231)), hostdev(A, "a", address="01:00.0")]),
+    ),
     "switch-falls-back": Case(
         "80 cards below 40 switches need 161 buses, 81 without the switches: too much beside 100 NICs",
         vm(
@@ -386,6 +390,10 @@ CASES: dict[str, Case] = {
                 GPU_A,
             ]
         ),
+    ),
+    "arm-watchdog-without-balloon": Case(
+        "on aarch64 libvirt adds no balloon, so the watchdog's bridge comes one index earlier",
+        vm([GPU_A, '<watchdog model="i6300esb" action="reset"/>'], arch="aarch64", machine="virt"),
     ),
     "conventional-behind-used-ports": Case(
         "the port that is there is used, so libvirt adds two, and the bridge comes behind all three",
