@@ -6,6 +6,7 @@ host node 1              guest cell 1: pcie.0 ── expander (busNr, node 1) �
   pci0000:c0 ── device
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -249,6 +250,7 @@ class _Planner:
     placed: list[Placed] = field(default_factory=list)
     used_names: set[str] = field(default_factory=set)
     by_index: Mapping[int, Controller] = field(init=False)
+    chains: dict[int, list[Controller]] = field(init=False, default_factory=dict)  # by bus of an address
 
     def __post_init__(self) -> None:
         self.by_index = {controller.index: controller for controller in self.guest.controllers}
@@ -356,12 +358,16 @@ class _Planner:
 
     def _chain(self, address: GuestAddress | None) -> list[Controller]:
         """Controllers from just above an address up to, not including, pcie.0."""
-        chain: list[Controller] = []
-        while address is not None and (above := self.by_index.get(address.bus)) is not None and above not in chain:
-            if above.model == Model.ROOT:
-                break
-            chain.append(above)
-            address = above.address
+        if address is None:
+            return []
+        bus, chain = address.bus, self.chains.get(address.bus)
+        if chain is None:
+            chain = self.chains[bus] = []
+            while address is not None and (above := self.by_index.get(address.bus)) is not None and above not in chain:
+                if above.model == Model.ROOT:
+                    break
+                chain.append(above)
+                address = above.address
         return chain
 
     def _foreign_expander(self, hostdev: Hostdev) -> Controller | None:
@@ -391,13 +397,10 @@ class _Planner:
 
     def check_expanders(self) -> None:
         """Report expanders of others that hold no device."""
+        held = {above.index for address in {e.address for e in self.guest.endpoints} for above in self._chain(address)}
         for controller in self.guest.controllers:
-            if controller.model == Model.EXPANDER and not controller.is_own:
-                held = [e for e in self.guest.endpoints if controller in self._chain(e.address)]
-                if not held:
-                    self._find(
-                        Severity.INFO, "empty-expander", f"controller {controller.index}", "no device is behind it"
-                    )
+            if controller.model == Model.EXPANDER and not controller.is_own and controller.index not in held:
+                self._find(Severity.INFO, "empty-expander", f"controller {controller.index}", "no device is behind it")
 
     def finish(self) -> Plan:
         """Number what is placed, in the layout wanted or a simpler one; when none fits, leave the whole domain."""
@@ -575,8 +578,9 @@ class _Planner:
 
     def _foreign_windows(self, foreign: Sequence[Controller]) -> tuple[tuple[int, int], ...]:
         """First and last bus of each expander of others; one without busNr gets its place from libvirt."""
+        below = Counter(above.index for controller in foreign for above in self._chain(controller.address))
         return tuple(
-            (c.bus_nr, min(MAX_BUS, c.bus_nr + sum(c in self._chain(other.address) for other in foreign)))
+            (c.bus_nr, min(MAX_BUS, c.bus_nr + below[c.index]))
             for c in foreign
             if c.model == Model.EXPANDER and c.bus_nr is not None
         )
