@@ -20,7 +20,7 @@ KUBEVIRT_FREE_PORTS = 6
 KUBEVIRT_LAST_PORT_INDEX = 31
 
 # The order in which libvirt gives addresses to devices of these elements.
-_ORDER = (
+ORDER = (
     "filesystem",
     "interface",
     "sound",
@@ -74,10 +74,10 @@ def endpoints(arch: str, devices: Sequence[DeviceFacts]) -> tuple[Endpoint, ...]
     found: list[tuple[int, int, Endpoint]] = []
     for device in devices:
         is_pci_controller = device.tag == "controller" and device.type == "pci"  # they are Controllers
-        if device.tag not in _ORDER or is_pci_controller or not device.is_pci_addressable:
+        if device.tag not in ORDER or is_pci_controller or not device.is_pci_addressable:
             continue
         is_hostdev = device.tag == "interface" and device.type == "hostdev"
-        rank = _ORDER.index("hostdev" if is_hostdev else device.tag)
+        rank = ORDER.index("hostdev" if is_hostdev else device.tag)
         connection = Connection.PORT if is_hostdev else _connection(device, is_q35=is_q35)
         if is_q35 and device.key == first_video:
             connection = Connection.NONE  # 00:01.0
@@ -88,10 +88,10 @@ def endpoints(arch: str, devices: Sequence[DeviceFacts]) -> tuple[Endpoint, ...]
     has_sata = any(d.tag == "controller" and d.type == "sata" for d in devices)
     if has_sata_disk and not has_sata and not is_q35:
         implied = Endpoint(connection=Connection.CONVENTIONAL, address=None, key=None)
-        found.append((_ORDER.index("controller"), last, implied))
+        found.append((ORDER.index("controller"), last, implied))
     if is_q35 and not any(device.tag == "memballoon" for device in devices):
         implied = Endpoint(connection=Connection.PORT, address=None, key=None)
-        found.append((_ORDER.index("memballoon"), last, implied))
+        found.append((ORDER.index("memballoon"), last, implied))
     return tuple(endpoint for _, _, endpoint in sorted(found, key=lambda item: item[:2]))
 
 
