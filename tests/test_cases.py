@@ -141,6 +141,11 @@ CASES: dict[str, Case] = {
         vm([hostdev("0000:41:00.1", "audio"), GPU_A]),
         host({A_PATH: 0, A_PATH[:-1] + "1": {"numa_node": 0, "class": "0x040300"}}),
     ),
+    "one-device-twice": Case(
+        "the domain has the same device twice, which libvirt refuses: no two of them get one place",
+        vm([GPU_A, hostdev(A, "again"), hostdev(A, "and-again"), hostdev("0000:41:00.1", "audio")]),
+        host({A_PATH: 0, A_PATH[:-1] + "1": {"numa_node": 0, "class": "0x040300"}}),
+    ),
     "only-function-1": Case(
         "function 1 alone becomes function 0, because something must",
         vm([hostdev("0000:41:00.1", "audio")]),
