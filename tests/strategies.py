@@ -396,9 +396,7 @@ def situations(draw: st.DrawFn) -> Situation:
     others = []
     wanted = st.tuples(st.sampled_from(list(_OTHERS)), st.sampled_from((1, 1, 2, 9, 30)))
     for kind, count in draw(st.lists(wanted, max_size=4, unique_by=_kind)):
-        others += [
-            _OTHERS[kind](n + 30 * list(_OTHERS).index(kind)) for n in range(min(count, _MOST.get(kind, count)))
-        ]
+        others += [_OTHERS[kind](n + 30 * list(_OTHERS).index(kind)) for n in range(min(count, _MOST.get(kind, count)))]
     others += draw(st.lists(st.sampled_from(_SINGLES), max_size=3, unique_by=lambda text: text[:12]))
     devices = [*passed, *others] if draw(st.booleans()) else [*others, *passed]
     return Situation(
