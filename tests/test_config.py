@@ -208,3 +208,7 @@ def test_as_many_names_as_are_allowed() -> None:
     names = [f"gpu{n}" for n in range(1024)]
 
     assert from_flags({"exclude": ",".join(names)}).exclude == frozenset(names)
+
+
+def test_the_highest_node_and_a_name_with_an_equals_sign() -> None:
+    assert from_flags({"numa-node": ["a=b=1023"]}).numa_nodes == {"a=b": 1023}

@@ -182,6 +182,8 @@ def test_windows_are_in_a_row_as_high_as_they_fit(windows: tuple[tuple[int, int]
         pytest.param([17], (17,), 18, id="the first one is taken"),
         pytest.param([19, 22], (17,), 23, id="the gaps are too small"),
         pytest.param([22], (17,), 17, id="the gap is large enough"),
+        pytest.param([1, 18], (17,), 19, id="one is below and one in the way"),
+        pytest.param([], (251, 17), 251, id="up to the last index"),
         pytest.param([], (252, 17), 17, id="the first wish leaves too few"),
         pytest.param([], (40, 17), 40, id="the first wish counts"),
     ],

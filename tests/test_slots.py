@@ -59,6 +59,7 @@ DEVICES: dict[str, tuple[str, Places, Places]] = {
         CONVENTIONAL,
         CONVENTIONAL,
     ),
+    "the first SATA controller": ('<controller type="sata" index="0"/>', NONE, CONVENTIONAL),
     "a second SATA controller": ('<controller type="sata" index="1"/>', CONVENTIONAL, CONVENTIONAL),
     "an xHCI controller": (XHCI, PORT, PORT),
     "a card reader": ('<controller type="ccid" index="0"/>', NONE, NONE),
@@ -151,6 +152,14 @@ def found(xml: bytes) -> Counter[Connection]:
         if address.getparent() not in controllers and model != "pcie-root":
             places[Connection.PORT if model == "pcie-root-port" else Connection.CONVENTIONAL] += 1
     return places
+
+
+def test_a_usb_controller_of_the_chipset_has_a_place_of_its_own() -> None:
+    usb = vm(['<controller type="usb" index="0" model="ich9-ehci1"/>', '<memballoon model="none"/>'])
+    usb = usb.replace(b'<controller type="usb" index="0" model="none"/>', b"")
+
+    assert foreseen(usb) == Counter()
+    assert foreseen(usb.replace(b'index="0"', b'index="1"')) == Counter(CONVENTIONAL)
 
 
 @pytest.mark.parametrize("arch", MACHINES)
