@@ -13,6 +13,8 @@ MAX_BUS = 0xFF
 MAX_HOST_DOMAIN = 0xFFFF_FFFF
 # The kernel's largest NR_CPUS is 8192 (arch/x86/Kconfig); a longer list is a mistake or an attack on memory.
 MAX_CPU = 8191
+# Room for every CPU of such a machine in eight lists; 6 MB of memory.
+MAX_LISTED_CPUS = 1 << 16
 
 _PCI_ADDRESS = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
 _CPU_RANGE = re.compile(r"(\^?)(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
@@ -79,6 +81,27 @@ def parse_cpu_list(text: str) -> CpuSet:
             raise ValueError(f"{text[:80]!r} is not a CPU list: bad range {part!r}")
         (excluded if match[1] else included).update(range(first, last + 1))
     return frozenset(included - excluded)
+
+
+class CpuLists:
+    """Parses all the lists of one document or host: equal texts share a set, and the sets together are bounded."""
+
+    def __init__(self) -> None:
+        self._sets: dict[str, CpuSet] = {}
+        self._listed = 0
+
+    def parse(self, text: str) -> CpuSet:
+        """Parse one list.
+
+        Raises:
+            ValueError: as parse_cpu_list, or those before it have more than MAX_LISTED_CPUS CPUs.
+        """
+        if text not in self._sets:
+            if self._listed > MAX_LISTED_CPUS:
+                raise ValueError(f"{text[:80]!r} comes after lists of more than {MAX_LISTED_CPUS} CPUs")
+            self._sets[text] = parse_cpu_list(text)
+            self._listed += len(self._sets[text])
+        return self._sets[text]
 
 
 def format_cpu_list(cpus: CpuSet) -> str:

@@ -12,6 +12,7 @@ ANNOTATION_PREFIX = "pcie-numa-hook/"
 OVERRIDE = "numa-node"
 # The part after the slash of a key (apimachinery, IsQualifiedName).
 _KEY_NAME = re.compile(r"(?=.{1,63}$)[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
+MAX_NAMES = 1024  # in one list; a guest has 255 PCI buses
 MAX_NODE = 1023  # the kernel's largest MAX_NUMNODES (CONFIG_NODES_SHIFT=10)
 
 
@@ -115,7 +116,10 @@ def _word(kind: type[StrEnum]) -> Callable[[str], StrEnum]:
 
 
 def _names(text: str) -> frozenset[str]:
-    return frozenset(name for part in text.split(",") if (name := part.strip()))
+    names = frozenset(name for part in text.split(",") if (name := part.strip()))
+    if len(names) > MAX_NAMES:
+        raise ValueError(f"{text[:80]!r} has {len(names)} names, expected {MAX_NAMES} at most")
+    return names
 
 
 def _node(text: str) -> int:
@@ -124,11 +128,11 @@ def _node(text: str) -> int:
     return int(text)
 
 
-def _override(text: str) -> tuple[str, int]:
+def _override(text: str) -> Mapping[str, int]:
     name, separator, node = text.rpartition("=")
     if not separator or not name:
         raise ValueError(f"{text!r} is not NAME=N")
-    return name, _node(node)
+    return {name: _node(node)}
 
 
 def _option(kind: type[StrEnum], name: str, help_text: str) -> Option:
@@ -207,6 +211,7 @@ def with_annotations(config: Config, annotations: Mapping[str, str]) -> tuple[Co
     `exclude` and `numa-node.NAME` add to what the flags say, everything else replaces it.
     """
     findings = []
+    overrides: dict[str, int] = {}
     for key in sorted(annotations):
         if not key.startswith(ANNOTATION_PREFIX):
             continue
@@ -217,11 +222,13 @@ def with_annotations(config: Config, annotations: Mapping[str, str]) -> tuple[Co
             findings.append(_bad(key, "unknown-annotation", f"there is no such annotation, expected one of {known}"))
             continue
         try:
-            text = annotations[key]
-            config = _with(config, option, (device, _node(text)) if device else option.parse(text))
+            if device:
+                overrides[device] = _node(annotations[key])
+            else:
+                config = _with(config, option, option.parse(annotations[key]))
         except ValueError as error:
             findings.append(_bad(key, "bad-annotation", f"the value is ignored: {error}"))
-    return config, tuple(findings)
+    return _with(config, _BY_NAME[OVERRIDE], overrides), tuple(findings)
 
 
 def to_annotations(flags: Mapping[str, str | Sequence[str] | None]) -> Mapping[str, str]:
@@ -237,7 +244,7 @@ def to_annotations(flags: Mapping[str, str | Sequence[str] | None]) -> Mapping[s
         texts = (given,) if isinstance(given, str) else tuple(given or ())
         if option.name == OVERRIDE:
             for text in texts:
-                device, node = _override(text)
+                ((device, node),) = _override(text).items()
                 if not _KEY_NAME.fullmatch(f"{OVERRIDE}.{device}"):
                     raise ConfigError(
                         f"cannot use --{OVERRIDE} {text}: Kubernetes allows no {device!r} in the key of an annotation, "
@@ -257,5 +264,5 @@ def _with(config: Config, option: Option, value: Any) -> Config:
     if option.field == "exclude":
         value = config.exclude | value
     elif option.field == "numa_nodes":
-        value = {**config.numa_nodes, value[0]: value[1]}
+        value = {**config.numa_nodes, **value}
     return replace(config, **{option.field: value})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from lxml import etree
 
 from hook import clique, slots
-from hook.address import CpuSet, PciAddress, parse_cpu_list
+from hook.address import CpuLists, CpuSet, PciAddress
 from hook.errors import DomainXmlError, DomainXmlTooLarge
 from hook.guest import (
     AddressSpace,
@@ -100,15 +100,16 @@ def apply(domain: ParsedDomain, plan: Plan) -> bytes:
     devices = domain.tree.getroot().find("devices")
     if devices is None:
         return domain.source
-    elements = list(devices)
+    keys = {device.hostdev.key for device in plan.devices}
+    elements = {key: element for key, element in enumerate(devices) if key in keys}
     for device in plan.devices:
         element = elements[device.hostdev.key]
         if device.place is not None:
             _set_address(element, device.place.address, is_multifunction=device.place.is_multifunction)
         elif device.address is None and device.hostdev.address is not None:
             _remove(element.find("address"))
-    for element in elements:
-        if element.tag == "controller" and (controller := _pci_controller(element)) is not None and controller.is_own:
+    for element in devices.findall("controller"):
+        if (controller := _pci_controller(element)) is not None and controller.is_own:
             _remove(element)
     _insert_controllers(devices, plan.controllers)
     _write_distances(domain.tree.getroot(), plan.distances)
@@ -123,13 +124,18 @@ def apply(domain: ParsedDomain, plan: Plan) -> bytes:
 def _guest(root: etree._Element) -> GuestDomain:
     os_type = root.find("os/type")
     devices = root.find("devices")
-    elements = list(devices) if devices is not None else []
+    # Only what may have a PCI address: a document has room for 260,000 elements.
+    elements = (
+        [(key, element) for key, element in enumerate(devices) if element.tag in slots.ORDER]
+        if devices is not None
+        else []
+    )
     arch = _text(os_type, "arch") if os_type is not None else None
     machine = _text(os_type, "machine") if os_type is not None else None
     facts = [
         slots.DeviceFacts(
             key=key,
-            tag=element.tag,
+            tag=str(element.tag),
             type=_text(element, "type"),
             model=_model(element),
             bus=_text(element.find("target"), "bus") or _text(element, "bus"),
@@ -138,31 +144,29 @@ def _guest(root: etree._Element) -> GuestDomain:
             address=_guest_address(element)[0],
             is_pci_addressable=_is_pci_addressable(element),
         )
-        for key, element in enumerate(elements)
-        if isinstance(element.tag, str)
+        for key, element in elements
     ]
     endpoints: tuple[Endpoint, ...] = slots.endpoints(arch or "", facts)
     controllers = tuple(
         controller
-        for element in elements
+        for _, element in elements
         if element.tag == "controller" and (controller := _pci_controller(element)) is not None
     )
+    lists = CpuLists()
     own_aliases = {controller.alias for controller in controllers if controller.is_own}
     aliases = {alias.get("name", "") for alias in root.iterfind("devices/*/alias")}
     return GuestDomain(
         arch=arch or "",
         machine=machine or "",
         cells=tuple(
-            Cell(id=cell_id, vcpus=_cpus(_text(cell, "cpus")), has_distances=cell.find("distances") is not None)
+            Cell(id=cell_id, vcpus=_cpus(lists, _text(cell, "cpus")), has_distances=cell.find("distances") is not None)
             for position, cell in enumerate(root.iterfind("cpu/numa/cell"))
             if (cell_id := _cell_id(cell, position)) is not None
         ),
-        memnodes=_memnodes(root),
-        pins=_pins(root),
+        memnodes=_memnodes(root, lists),
+        pins=_pins(root, lists),
         controllers=controllers,
-        hostdevs=tuple(
-            hostdev for key, element in enumerate(elements) if (hostdev := _hostdev(key, element)) is not None
-        ),
+        hostdevs=tuple(hostdev for key, element in elements if (hostdev := _hostdev(key, element)) is not None),
         endpoints=endpoints,
         address_space=_address_space(root),
         aliases=frozenset(aliases - own_aliases),
@@ -228,28 +232,28 @@ def _cell_id(cell: etree._Element, position: int) -> int | None:
     return position if given is None else _number(given)
 
 
-def _cpus(text: str | None) -> CpuSet:
+def _cpus(lists: CpuLists, text: str | None) -> CpuSet:
     try:
-        return parse_cpu_list(text or "")
+        return lists.parse(text or "")
     except ValueError:
         return frozenset()
 
 
-def _memnodes(root: etree._Element) -> Mapping[int, frozenset[int]]:
+def _memnodes(root: etree._Element, lists: CpuLists) -> Mapping[int, frozenset[int]]:
     memnodes: dict[int, frozenset[int]] = {}
     for memnode in root.iterfind("numatune/memnode"):
         cell = _number(_text(memnode, "cellid"))
         if cell is not None:
-            memnodes[cell] = _cpus(_text(memnode, "nodeset"))
+            memnodes[cell] = _cpus(lists, _text(memnode, "nodeset"))
     return memnodes
 
 
-def _pins(root: etree._Element) -> Mapping[int, CpuSet]:
+def _pins(root: etree._Element, lists: CpuLists) -> Mapping[int, CpuSet]:
     pins: dict[int, CpuSet] = {}
     for pin in root.iterfind("cputune/vcpupin"):
         vcpu = _number(_text(pin, "vcpu"))
         if vcpu is not None:
-            pins[vcpu] = _cpus(_text(pin, "cpuset"))
+            pins[vcpu] = _cpus(lists, _text(pin, "cpuset"))
     return pins
 
 
@@ -416,7 +420,7 @@ def _qemu_child(parent: etree._Element, name: str) -> etree._Element:
 
 def _insert_controllers(devices: etree._Element, controllers: tuple[Controller, ...]) -> None:
     """Put the hook's controllers behind the last controller of the domain."""
-    others = [element for element in devices if element.tag == "controller"]
+    others = devices.findall("controller")
     position = devices.index(others[-1]) + 1 if others else len(devices)
     for controller in controllers:
         element = etree.Element("controller", type="pci", index=str(controller.index), model=controller.model)

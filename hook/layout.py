@@ -69,7 +69,9 @@ def _cards(members: Iterable[Placed]) -> dict[Slot, Placed]:
     for device in members:
         address = device.function.address
         card: tuple[int, ...] = address.card
-        if not device.is_whole or device.function.is_virtual_function:
+        # What stands twice in the domain can share no slot with itself.
+        is_there = any(other.function.address == address for other in cards.get(card, ()))
+        if not device.is_whole or device.function.is_virtual_function or is_there:
             card = (*card, address.function, device.key)
         cards.setdefault(card, []).append(device)
     return {Slot(devices=_functions(functions)): functions[0] for functions in cards.values()}

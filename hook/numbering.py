@@ -35,6 +35,8 @@ class Room:
     first_indexes: tuple[int, ...]  # where to look for free indexes, best first
     taken_indexes: frozenset[int]
     taken_root_slots: frozenset[int]  # slots of pcie.0
+    seated_ports: tuple[GuestAddress, ...]  # root ports of others on pcie.0
+    waiting_ports: int  # root ports that libvirt has yet to seat there
     first_bus: int  # lowest guest bus number that pcie.0 can never reach
     windows: tuple[tuple[int, int], ...]  # first and last bus of every other expander
     aliases: frozenset[str]  # of everything else
@@ -105,7 +107,7 @@ def number(shapes: Sequence[ExpanderShape], room: Room) -> Numbered | Shortage:
     if first_index is None:
         free = sum(index not in room.taken_indexes for index in range(min(room.first_indexes), MAX_INDEX + 1))
         return Shortage("PCI controller indexes in a row", sum(buses), free)
-    root_slots = [slot for slot in range(MAX_SLOT, -1, -1) if slot not in room.taken_root_slots | _RESERVED_ROOT_SLOTS]
+    root_slots = _root_slots(room)
     if len(shapes) > len(root_slots):
         return Shortage("slots of pcie.0 for expanders", len(shapes), len(root_slots))
     run = _Run(aliases=room.aliases, next_index=first_index)
@@ -118,6 +120,19 @@ def number(shapes: Sequence[ExpanderShape], room: Room) -> Numbered | Shortage:
         places=run.places,
         bridge_bdfs=run.bridge_bdfs,
     )
+
+
+def _root_slots(room: Room) -> list[int]:
+    """Free slots of pcie.0, highest first, less those that libvirt will need for ports, of which eight share a slot.
+
+    A port that finds no place on pcie.0 goes to an expander, and takes a bus that the window has not.
+    """
+    free = [slot for slot in range(MAX_SLOT, -1, -1) if slot not in room.taken_root_slots | _RESERVED_ROOT_SLOTS]
+    slots = {address.slot for address in room.seated_ports}
+    waiting = room.waiting_ports - (_FUNCTIONS * len(slots) - len(room.seated_ports))
+    # Ports in slots that count as reserved leave others free, and are counted as if they sat there.
+    needed = -(-max(0, waiting) // _FUNCTIONS) + len(slots & _RESERVED_ROOT_SLOTS)
+    return free[: max(0, len(free) - needed)]
 
 
 def _free_buses(room: Room, size: int) -> int | None:

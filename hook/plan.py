@@ -6,6 +6,7 @@ host node 1              guest cell 1: pcie.0 ── expander (busNr, node 1) �
   pci0000:c0 ── device
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -258,6 +259,7 @@ class _Planner:
     placed: list[Placed] = field(default_factory=list)
     used_names: set[str] = field(default_factory=set)
     by_index: Mapping[int, Controller] = field(init=False)
+    chains: dict[int, list[Controller]] = field(init=False, default_factory=dict)  # by bus of an address
 
     def __post_init__(self) -> None:
         self.by_index = {controller.index: controller for controller in self.guest.controllers}
@@ -376,7 +378,7 @@ class _Planner:
                 is_whole=device.hostdev.kind is Kind.PCI and not device.hostdev.is_virtual_function,
             )
         )
-        return replace(device, action=Action.PLACED, reason=reason, cell=cell, address=None)
+        return replace(device, action=Action.PLACED, reason=reason, cell=cell)
 
     def _left(self, device: DevicePlan, code: str, reason: str) -> DevicePlan:
         self._find(Severity.WARNING, code, device.hostdev.name, reason)
@@ -405,12 +407,16 @@ class _Planner:
 
     def _chain(self, address: GuestAddress | None) -> list[Controller]:
         """Controllers from just above an address up to, not including, pcie.0."""
-        chain: list[Controller] = []
-        while address is not None and (above := self.by_index.get(address.bus)) is not None and above not in chain:
-            if above.model == Model.ROOT:
-                break
-            chain.append(above)
-            address = above.address
+        if address is None:
+            return []
+        bus, chain = address.bus, self.chains.get(address.bus)
+        if chain is None:
+            chain = self.chains[bus] = []
+            while address is not None and (above := self.by_index.get(address.bus)) is not None and above not in chain:
+                if above.model == Model.ROOT:
+                    break
+                chain.append(above)
+                address = above.address
         return chain
 
     def _foreign_expander(self, hostdev: Hostdev) -> Controller | None:
@@ -440,13 +446,10 @@ class _Planner:
 
     def check_expanders(self) -> None:
         """Report expanders of others that hold no device."""
+        held = {above.index for address in {e.address for e in self.guest.endpoints} for above in self._chain(address)}
         for controller in self.guest.controllers:
-            if controller.model == Model.EXPANDER and not controller.is_own:
-                held = [e for e in self.guest.endpoints if controller in self._chain(e.address)]
-                if not held:
-                    self._find(
-                        Severity.INFO, "empty-expander", f"controller {controller.index}", "no device is behind it"
-                    )
+            if controller.model == Model.EXPANDER and not controller.is_own and controller.index not in held:
+                self._find(Severity.INFO, "empty-expander", f"controller {controller.index}", "no device is behind it")
 
     def finish(self) -> Plan:
         """Number what is placed, in the layout wanted or a simpler one; when none fits, leave the whole domain."""
@@ -645,12 +648,20 @@ class _Planner:
         start = min(earlier, default=0) or first_index(seen, taken)
         unmoved = [controller.address for controller in foreign]
         unmoved += [endpoint.address for endpoint in guest.endpoints if endpoint.key not in moved]
+        seated = {controller.index for controller in foreign if controller.address is not None}
         highest_root_bridge = max(KUBEVIRT_LAST_PORT_INDEX, start - 1, seen.ports + 1, *taken, 0)
         return (
             Room(
                 first_indexes=(start, lowest),
                 taken_indexes=frozenset(taken),
                 taken_root_slots=frozenset(a.slot for a in unmoved if a is not None and a.bus == 0),
+                seated_ports=tuple(
+                    c.address
+                    for c in foreign
+                    if c.model == Model.ROOT_PORT and c.address is not None and c.address.bus == 0
+                ),
+                # libvirt makes a root port of every index below that has no controller.
+                waiting_ports=sum(index not in seated for index in range(1, start)),
                 # Every index below could be a bridge on pcie.0, and each takes one bus.
                 first_bus=highest_root_bridge + 1,
                 windows=self._foreign_windows(foreign),
@@ -661,8 +672,9 @@ class _Planner:
 
     def _foreign_windows(self, foreign: Sequence[Controller]) -> tuple[tuple[int, int], ...]:
         """First and last bus of each expander of others; one without busNr gets its place from libvirt."""
+        below = Counter(above.index for controller in foreign for above in self._chain(controller.address))
         return tuple(
-            (c.bus_nr, min(MAX_BUS, c.bus_nr + sum(c in self._chain(other.address) for other in foreign)))
+            (c.bus_nr, min(MAX_BUS, c.bus_nr + below[c.index]))
             for c in foreign
             if c.model == Model.EXPANDER and c.bus_nr is not None
         )

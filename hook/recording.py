@@ -41,6 +41,7 @@ from hook.sysfs import (
 
 # A recording of the largest known host (dual socket, 16 GPUs) is below 1 MB; a full /sys below 30 MB.
 _UNPACKED_LIMIT_BYTES = 32 << 20
+_PATH_LIMIT = 4096  # PATH_MAX, include/uapi/linux/limits.h
 _GZIP_MAGIC = b"\x1f\x8b"
 _TAR_MAGIC_OFFSET = 257
 _TAR_MAGIC = b"ustar"
@@ -203,7 +204,9 @@ def _parse_tar(content: bytes) -> MemoryTree:
 
 
 def _normal(path: str) -> str | None:
-    """A relative path without `.` and `..`, or None for one that is empty or leads outside."""
+    """A relative path without `.` and `..`, or None for one that is empty, too long for Linux or leads outside."""
+    if len(path) > _PATH_LIMIT:
+        return None
     normal = posixpath.normpath(path)
     return None if normal.startswith(("/", "..")) or normal == "." else normal
 

@@ -20,7 +20,7 @@ KUBEVIRT_FREE_PORTS = 6
 KUBEVIRT_LAST_PORT_INDEX = 31
 
 # The order in which libvirt gives addresses to devices of these elements.
-_ORDER = (
+ORDER = (
     "filesystem",
     "interface",
     "sound",
@@ -44,6 +44,7 @@ _NO_PCI_CONTROLLERS = ("fdc", "ccid", "xenbus", "isa")
 _PCIE_MODELS = ("e1000e", "igb", "nec-xhci", "qemu-xhci", "bochs")
 _NO_PCI_MODELS = ("none", "usb-net", "ramfb", "sb16", "pcspk", "usb", "ich7", "dimm", "nvdimm", "sgx-epc")
 
+_PORTS = (Model.ROOT_PORT, Model.DOWNSTREAM_PORT)
 _CONVENTIONAL_MODELS = (Model.PCI_BRIDGE, "dmi-to-pci-bridge", "pci-bridge")
 
 
@@ -65,18 +66,18 @@ class DeviceFacts:
 def endpoints(arch: str, devices: Sequence[DeviceFacts]) -> tuple[Endpoint, ...]:
     """Sort the devices as libvirt does and say what each one looks for.
 
-    A missing balloon, and on aarch64 a missing SATA controller that a disk needs, are added as
-    libvirt adds them; KubeVirt writes everything else.
+    On x86_64 a missing balloon, and on aarch64 a missing SATA controller that a disk needs, are
+    added as libvirt adds them; KubeVirt writes everything else.
     """
     is_q35 = arch == "x86_64"
     first_video = next((d.key for d in devices if d.tag == "video"), None)
     found: list[tuple[int, int, Endpoint]] = []
     for device in devices:
         is_pci_controller = device.tag == "controller" and device.type == "pci"  # they are Controllers
-        if device.tag not in _ORDER or is_pci_controller or not device.is_pci_addressable:
+        if device.tag not in ORDER or is_pci_controller or not device.is_pci_addressable:
             continue
         is_hostdev = device.tag == "interface" and device.type == "hostdev"
-        rank = _ORDER.index("hostdev" if is_hostdev else device.tag)
+        rank = ORDER.index("hostdev" if is_hostdev else device.tag)
         connection = Connection.PORT if is_hostdev else _connection(device, is_q35=is_q35)
         if is_q35 and device.key == first_video:
             connection = Connection.NONE  # 00:01.0
@@ -87,10 +88,10 @@ def endpoints(arch: str, devices: Sequence[DeviceFacts]) -> tuple[Endpoint, ...]
     has_sata = any(d.tag == "controller" and d.type == "sata" for d in devices)
     if has_sata_disk and not has_sata and not is_q35:
         implied = Endpoint(connection=Connection.CONVENTIONAL, address=None, key=None)
-        found.append((_ORDER.index("controller"), last, implied))
-    if not any(device.tag == "memballoon" for device in devices):
+        found.append((ORDER.index("controller"), last, implied))
+    if is_q35 and not any(device.tag == "memballoon" for device in devices):
         implied = Endpoint(connection=Connection.PORT, address=None, key=None)
-        found.append((_ORDER.index("memballoon"), last, implied))
+        found.append((ORDER.index("memballoon"), last, implied))
     return tuple(endpoint for _, _, endpoint in sorted(found, key=lambda item: item[:2]))
 
 
@@ -153,14 +154,21 @@ def forecast(controllers: Sequence[Controller], endpoints: Sequence[Endpoint], m
     sees of it that must not change.
     """
     has_bridge = any(controller.model in _CONVENTIONAL_MODELS for controller in controllers)
-    last_index = max((controller.index for controller in controllers if not controller.is_own), default=0)
+    others = {controller.index: controller for controller in controllers if not controller.is_own}
+    last_index = max(others, default=0)
+    addresses = [device.address for device in endpoints] + [controller.address for controller in others.values()]
+    used = {address.bus for address in addresses if address is not None}
+    free = sum(
+        index not in used and (index not in others or others[index].model in _PORTS)
+        for index in range(1, last_index + 1)
+    )
     waiting = [endpoint for endpoint in endpoints if endpoint.address is None]
     bridge_index = None
     if not has_bridge:
         before = 0
         for endpoint in waiting:
             if endpoint.connection is Connection.CONVENTIONAL:
-                bridge_index = max(before, last_index) + 2
+                bridge_index = last_index + max(0, before - free) + 2
                 break
             before += endpoint.connection is Connection.PORT
     ports = sum(

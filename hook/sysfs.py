@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from hook.address import CpuSet, PciAddress, parse_cpu_list
+from hook.address import CpuLists, CpuSet, PciAddress
 from hook.errors import SysfsError
 from hook.host import HostTopology, NumaNode, PciFunction, PciRegion
 
@@ -179,6 +179,7 @@ class _Reader:
         self.tree = tree
         self.problems: list[str] = []
         self.functions: dict[PciAddress, PciFunction] = {}
+        self.lists = CpuLists()
 
     def text(self, path: str) -> str | None:
         content = self.tree.read(path)
@@ -201,7 +202,7 @@ class _Reader:
         if text is None:
             return None
         try:
-            return parse_cpu_list(text)
+            return self.lists.parse(text)
         except ValueError as error:
             self.problems.append(f"cannot read {path}: {error}")
             return None

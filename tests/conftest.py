@@ -2,7 +2,8 @@
 
 import os
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,13 @@ def oracle(request: pytest.FixtureRequest) -> Iterator[Oracle]:
     """A real libvirt, each generation in turn."""
     with asking(request.param) as it:
         yield it
+
+
+@pytest.fixture(scope="module")
+def oracles() -> Iterator[Sequence[Oracle]]:
+    """All generations at once."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(asking(generation)) for generation in GENERATIONS]
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hook.address import CpuSet, PciAddress, format_cpu_list, parse_cpu_list
+from hook.address import CpuLists, CpuSet, PciAddress, format_cpu_list, parse_cpu_list
 
 ADDRESSES = st.builds(
     PciAddress, st.integers(0, 0xFFFF_FFFF), st.integers(0, 0xFF), st.integers(0, 0x1F), st.integers(0, 7)
@@ -127,3 +127,26 @@ def test_a_cpu_list_is_printed_as_the_kernel_does(cpus: set[int], expected: str)
 @given(st.frozensets(st.integers(0, 300)))
 def test_every_cpu_set_is_read_back_from_its_text(cpus: CpuSet) -> None:
     assert cpus == parse_cpu_list(format_cpu_list(cpus))
+
+
+def test_equal_lists_share_a_set() -> None:
+    lists = CpuLists()
+
+    assert lists.parse("0-3") is lists.parse("0-3")
+    assert lists.parse("0-2,3") == lists.parse("0-3")
+
+
+def test_all_lists_together_are_bounded() -> None:
+    """Eight lists of 8,192 CPUs and one more are read, and of more only those that were there."""
+    lists = CpuLists()
+    read = [lists.parse(f"0-8191,{number}") for number in range(9)]
+
+    assert {len(cpus) for cpus in read} == {8192}
+    with pytest.raises(ValueError, match=r"^'7' comes after lists of more than 65536 CPUs$"):
+        lists.parse("7")
+    assert lists.parse("0-8191,5") is read[5]
+
+
+def test_a_list_that_makes_no_sense_does_not_count() -> None:
+    with pytest.raises(ValueError, match="is not a CPU list"):
+        CpuLists().parse("3-1")

@@ -171,6 +171,11 @@ CASES: dict[str, Case] = {
         vm([hostdev("0000:41:00.1", "audio"), GPU_A]),
         host({A_PATH: 0, A_PATH[:-1] + "1": {"numa_node": 0, "class": "0x040300"}}),
     ),
+    "one-device-twice": Case(
+        "the domain has the same device twice, which libvirt refuses: no two of them get one place",
+        vm([GPU_A, hostdev(A, "again"), hostdev(A, "and-again"), hostdev("0000:41:00.1", "audio")]),
+        host({A_PATH: 0, A_PATH[:-1] + "1": {"numa_node": 0, "class": "0x040300"}}),
+    ),
     "only-function-1": Case(
         "function 1 alone becomes function 0, because something must",
         vm([hostdev("0000:41:00.1", "audio")]),
@@ -386,6 +391,10 @@ CASES: dict[str, Case] = {
         ),
         host({f"pci0000:40/0000:40:01.0/0000:41:{n // 8 % 32:02x}.{n % 8}": 0 for n in range(250)}),
     ),
+    "no-room-for-a-device-with-an-address": Case(
+        "there is no room, and the address that libvirt gave on an earlier call stays",
+        vm([*(controller(index, "pcie-root-port") for index in range(1, 231)), hostdev(A, "a", address="01:00.0")]),
+    ),
     "switch-falls-back": Case(
         "80 cards below 40 switches need 161 buses, 81 without the switches: too much beside 100 NICs",
         vm(
@@ -396,6 +405,10 @@ CASES: dict[str, Case] = {
         ),
         host({_below_switch(n, s): 0 for n in range(40) for s in (0, 1)}),
         {"layout": "switch"},
+    ),
+    "no-slot-left-for-expanders": Case(
+        "204 ports without an address fill pcie.0: an expander would get the last of them, and lack a bus",
+        vm([*(controller(index, "pcie-root-port") for index in range(1, 205)), GPU_A, GPU_B]),
     ),
     "conventional-nic": Case(
         "an e1000 NIC needs a pcie-to-pci-bridge, which keeps the index that libvirt would give it",
@@ -410,6 +423,22 @@ CASES: dict[str, Case] = {
                 '<disk type="file" model="virtio-transitional"><source file="/disk.img"/><target dev="vda" bus="virtio"/></disk>',
                 '<disk type="file"><source file="/disk2.img"/><target dev="vdb" bus="virtio"/></disk>',
                 GPU_A,
+            ]
+        ),
+    ),
+    "arm-watchdog-without-balloon": Case(
+        "on aarch64 libvirt adds no balloon, so the watchdog's bridge comes one index earlier",
+        vm([GPU_A, '<watchdog model="i6300esb" action="reset"/>'], arch="aarch64", machine="virt"),
+    ),
+    "conventional-behind-used-ports": Case(
+        "the port that is there is used, so libvirt adds two, and the bridge comes behind all three",
+        vm(
+            [
+                controller(1, "pcie-root-port", "00:02.0"),
+                controller(2, "pcie-switch-upstream-port", "01:00.0"),
+                nic(),
+                GPU_A,
+                '<watchdog model="i6300esb" action="reset"/>',
             ]
         ),
     ),

@@ -156,6 +156,14 @@ def test_annotations_replace_flags_and_add_to_lists() -> None:
             id="the form of the flag as the value",
         ),
         pytest.param(
+            "exclude",
+            ",".join(f"gpu{n}" for n in range(1025)),
+            "bad-annotation",
+            "the value is ignored: 'gpu0,gpu1,gpu2,gpu3,gpu4,gpu5,gpu6,gpu7,gpu8,gpu9,gpu10,gpu11,gpu12,gpu13,gpu14,' "
+            "has 1025 names, expected 1024 at most",
+            id="more names than a VM can have devices",
+        ),
+        pytest.param(
             "layuot",
             "node",
             "unknown-annotation",
@@ -205,3 +213,13 @@ def test_findings_come_in_the_order_of_their_keys() -> None:
     annotations = {f"pcie-numa-hook/{key}": "?" for key in ("mode", "devices", "layout")}
 
     assert [finding.subject for finding in with_annotations(Config(), annotations)[1]] == sorted(annotations)
+
+
+def test_as_many_names_as_are_allowed() -> None:
+    names = [f"gpu{n}" for n in range(1024)]
+
+    assert from_flags({"exclude": ",".join(names)}).exclude == frozenset(names)
+
+
+def test_the_highest_node_and_a_name_with_an_equals_sign() -> None:
+    assert from_flags({"numa-node": ["a=b=1023"]}).numa_nodes == {"a=b": 1023}

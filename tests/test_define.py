@@ -86,7 +86,7 @@ def test_input_that_cannot_be_used_is_an_error_in_every_mode(what: str, flags: C
 def test_without_a_vmi_the_flags_count() -> None:
     flags = Config(layout=Layout.HOST_BRIDGE)
 
-    assert define_domain(TWO_GPUS, None, Opener(), flags).config is flags
+    assert define_domain(TWO_GPUS, None, Opener(), flags).config == flags
 
 
 # Policy.

@@ -151,3 +151,29 @@ def test_two_halves_of_one_switch_chip_count_once(
     device = function(CASCADE)
 
     assert fused_bridges(host, device) == ((*device.bridges[:2], device.bridges[4]) if fused else device.bridges)
+
+
+def test_two_bridges_below_the_common_one_are_a_switch_of_their_own() -> None:
+    """Else the deeper device would be PIX to its neighbours."""
+    port = "pci0000:40/0000:40:01.0"
+    near = [f"{port}/0000:41:0{n}.0" for n in (0, 1)]
+    far = f"{port}/0000:41:02.0/0000:42:00.0/0000:43:00.0"
+    devices = [placed(key, path) for key, path in enumerate([*near, far])]
+
+    assert shape(Layout.SWITCH, EMPTY, devices)[0].children == (
+        Switch(children=(slot(0), slot(1), Switch(children=(slot(2),)))),
+    )
+
+
+def test_the_common_bridge_is_that_of_the_shortest_way() -> None:
+    """The shortest way is not the one with the lowest address."""
+    port = "pci0000:40/0000:40:01.0"
+    devices = [
+        placed(0, f"{port}/0000:41:00.0/0000:42:00.0/0000:43:00.0"),
+        placed(1, f"{port}/0000:41:00.0/0000:42:01.0/0000:44:00.0"),
+        placed(2, f"{port}/0000:51:00.0"),
+    ]
+
+    assert shape(Layout.SWITCH, EMPTY, devices)[0].children == (
+        Switch(children=(Switch(children=(slot(0), slot(1))), slot(2))),
+    )

@@ -13,7 +13,10 @@ from hook.config import Layout
 from hook.define import Outcome
 from hook.host import HostTopology
 from hook.layout import fused_bridges
-from hook.locality import Distance, NcclPath, distance, nccl_path
+from hook.locality import Distance, NcclPath, distance, distance_matrix, nccl_path
+from hook.recording import parse_recording
+from hook.sysfs import all_functions, read_host
+from tests.build import host
 from tests.machines import NAMES, Machine, machine, plan_on
 
 
@@ -35,6 +38,55 @@ def test_an_unknown_device_is_an_error_not_a_distance() -> None:
     it = machine("dgx2")
     with pytest.raises(KeyError):
         distance(it.host, PciAddress(0, 0xFF, 0, 0), next(iter(it.devices)))
+
+
+def tree(recording: str, *addresses: str) -> tuple[HostTopology, list[PciAddress]]:
+    """A small host, and these of its functions."""
+    found = parse_recording(recording)
+    return read_host(found, all_functions(found), ()), [PciAddress.parse(address) for address in addresses]
+
+
+def test_two_bridges_below_the_common_one_are_several() -> None:
+    switch = "pci0000:40/0000:40:01.0"
+    near, far = f"{switch}/0000:41:00.0", f"{switch}/0000:41:01.0/0000:42:00.0/0000:43:00.0"
+    it, (a, b) = tree(host({near: 0, far: 0}), "0000:41:00.0", "0000:43:00.0")
+
+    assert distance(it, a, b) is Distance.PXB
+
+
+@pytest.mark.parametrize(
+    ("node_of_switch", "expected"),
+    [(1, NcclPath.SYS), (0, NcclPath.PHB), (-1, NcclPath.SYS)],
+    ids=["another node", "the same node", "unknown, which is not the other's"],
+)
+def test_nccl_takes_the_node_of_the_outermost_switch(node_of_switch: int, expected: NcclPath) -> None:
+    """Not of the device, which says 0. Source: NCCL src/graph/xml.cc (2.30), which walks up from the device."""
+    port = "pci0000:40/0000:40:01.0"
+    upstream = f"{port}/0000:41:00.0"
+    below = f"{upstream}/0000:42:00.0/0000:43:00.0"
+    beside = "pci0000:c0/0000:c0:01.0/0000:c1:00.0"
+    it, (a, b) = tree(host({upstream: node_of_switch, below: 0, beside: 0}), "0000:43:00.0", "0000:c1:00.0")
+
+    assert nccl_path(it, a, b) is expected
+
+
+def test_nccl_takes_the_devices_node_where_the_switch_is_not_known() -> None:
+    below = "pci0000:40/0000:40:01.0/0000:41:00.0/0000:42:00.0/0000:43:00.0"
+    it, (a, b) = tree(host({below: 0, "pci0000:c0/0000:c0:01.0/0000:c1:00.0": 0}), "0000:43:00.0", "0000:c1:00.0")
+
+    assert nccl_path(it, a, b) is NcclPath.PHB
+
+
+def test_the_matrix_has_every_pair_in_the_order_given() -> None:
+    it, (a, b) = tree(
+        host({"pci0000:40/0000:41:00.0": 0, "pci0000:c0/0000:c1:00.0": 1}), "0000:c1:00.0", "0000:41:00.0"
+    )
+
+    assert distance_matrix(it, (a, b, b)) == (
+        (Distance.X, Distance.SYS, Distance.SYS),
+        (Distance.SYS, Distance.X, Distance.X),
+        (Distance.SYS, Distance.X, Distance.X),
+    )
 
 
 Pair = tuple[PciAddress, PciAddress, PciAddress, PciAddress]  # two on the host, the same two in the guest

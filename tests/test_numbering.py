@@ -21,6 +21,8 @@ def room(
     first_indexes: tuple[int, ...] = (17,),
     taken_indexes: frozenset[int] = frozenset(),
     taken_root_slots: frozenset[int] = frozenset(),
+    seated_ports: tuple[GuestAddress, ...] = (),
+    waiting_ports: int = 0,
     first_bus: int = 32,
     windows: tuple[tuple[int, int], ...] = (),
 ) -> Room:
@@ -28,6 +30,8 @@ def room(
         first_indexes=first_indexes,
         taken_indexes=taken_indexes,
         taken_root_slots=taken_root_slots,
+        seated_ports=seated_ports,
+        waiting_ports=waiting_ports,
         first_bus=first_bus,
         windows=windows,
         aliases=frozenset(),
@@ -178,6 +182,8 @@ def test_windows_are_in_a_row_as_high_as_they_fit(windows: tuple[tuple[int, int]
         pytest.param([17], (17,), 18, id="the first one is taken"),
         pytest.param([19, 22], (17,), 23, id="the gaps are too small"),
         pytest.param([22], (17,), 17, id="the gap is large enough"),
+        pytest.param([1, 18], (17,), 19, id="one is below and one in the way"),
+        pytest.param([], (251, 17), 251, id="up to the last index"),
         pytest.param([], (252, 17), 17, id="the first wish leaves too few"),
         pytest.param([], (40, 17), 40, id="the first wish counts"),
     ],
@@ -222,6 +228,22 @@ def test_expanders_take_the_highest_free_slots_of_pcie_0() -> None:
             "it needs 2 slots of pcie.0 for expanders, 1 are free",
             id="too few slots",
         ),
+        pytest.param(
+            TWO,
+            room(waiting_ports=193),
+            "it needs 2 slots of pcie.0 for expanders, 1 are free",
+            id="ports without an address take the slots",
+        ),
+        pytest.param(
+            TWO,
+            room(
+                taken_root_slots=frozenset(range(2, 27)),
+                seated_ports=tuple(GuestAddress(0, n // 8, n % 8) for n in range(16, 26 * 8 + 3)),
+                waiting_ports=6,
+            ),
+            "it needs 2 slots of pcie.0 for expanders, 0 are free",
+            id="ports in a slot that the hook never takes, and six more, of which five find place in it",
+        ),
     ],
 )
 def test_what_does_not_fit_says_what_is_missing(shapes: list[ExpanderShape], given: Room, expected: str) -> None:
@@ -229,6 +251,21 @@ def test_what_does_not_fit_says_what_is_missing(shapes: list[ExpanderShape], giv
 
     assert isinstance(found, Shortage)
     assert str(found) == expected
+
+
+def test_the_last_slots_of_pcie_0_are_for_expanders() -> None:
+    for given in (
+        room(waiting_ports=192),
+        room(
+            taken_root_slots=frozenset(range(2, 26)),
+            seated_ports=tuple(GuestAddress(0, n // 8, n % 8) for n in range(16, 26 * 8 - 3)),
+            waiting_ports=3,
+        ),
+    ):
+        assert [c.address for c in numbered(TWO, given).controllers if c.model is Model.EXPANDER] == [
+            GuestAddress(0, 0x1E),
+            GuestAddress(0, 0x1C),
+        ]
 
 
 def test_an_alias_that_is_taken_is_avoided() -> None:

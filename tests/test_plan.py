@@ -6,10 +6,10 @@ import pytest
 
 from hook import domain
 from hook.address import PciAddress, parse_cpu_list
-from hook.config import Config, Devices, Extra, Layout
+from hook.config import Config, Devices, Extra, Layout, Mode, from_flags
 from hook.define import Outcome, define_domain
 from hook.guest import GuestAddress
-from hook.host import HostTopology, NumaNode
+from hook.host import HostTopology, NumaNode, PciFunction
 from hook.plan import Action, map_cells
 from hook.recording import parse_recording
 from tests.build import controller, host, hostdev, vm
@@ -221,3 +221,57 @@ def test_a_device_that_is_not_placed_keeps_what_it_has() -> None:
     plan = run(vm([hostdev(A, "a", address="00:05.0")])).plan
 
     assert [(d.action, d.place, d.hostdev.address) for d in plan.devices] == [(Action.LEFT, None, GuestAddress(0, 5))]
+
+
+@pytest.mark.parametrize("config", [Config(mode=Mode.OFF), Config()], ids=["switched off", "no cell for a node"])
+def test_an_unchanged_plan_has_the_addresses_that_are_there(config: Config) -> None:
+    plan = run(vm([hostdev(A, "a", address="01:00.0")], memnodes={}), config).plan
+
+    assert [device.address for device in plan.devices] == [GuestAddress(1, 0)]
+
+
+def test_a_reason_to_do_nothing_is_a_remark_for_a_vm_without_devices() -> None:
+    own = controller(18, "pcie-root-port", alias="ua-pcie-numa-port-18")
+
+    assert [str(f) for f in run(vm([own], machine="pc")).plan.findings] == [
+        "info [unsupported-machine] machine 'pc' on x86_64 cannot hold PCIe expander buses"
+    ]
+
+
+def test_an_excluded_device_is_excluded_where_there_is_no_room_too() -> None:
+    ports = [controller(index, "pcie-root-port") for index in range(1, 241)]
+    own = controller(250, "pcie-root-port", "00:1e.0", alias="ua-pcie-numa-port-250")
+    devices = [hostdev(A, "a"), hostdev(B, "b", address="fa:00.0")]
+    config = from_flags({"exclude": "a"})
+    plan = run(vm([*ports, own, *devices]), config).plan
+
+    assert [(d.action, d.address) for d in plan.devices] == [(Action.EXCLUDED, None), (Action.LEFT, None)]
+    assert plan.is_changed
+    assert not run(vm([*ports, *devices[:1], hostdev(B, "b")]), config).plan.is_changed
+
+
+def test_the_foreseen_guest_is_the_hosts_devices_in_the_guests_tree() -> None:
+    """Class and identity are the device's own; node, place and neighbours are the guest's."""
+    given = {"numa_node": 0, "vendor": "0x15b3", "device": "0x101e", "local_cpulist": "0-3", "class": "0x020000"}
+    recording = host({A_PATH: 0, f"{A_PATH[:-12]}0000:41:00.1": {**given, "physfn": A}})
+    outcome = run(vm([hostdev("0000:41:00.1", "vf", prefix="ua-sriov-")]), recording=recording)
+    port, vf = PciAddress.parse("0000:fe:00.0"), PciAddress.parse("0000:ff:00.0")
+    root = "devices/pci0000:fe"
+
+    assert outcome.plan.guest_topology(outcome.host) == HostTopology(
+        functions={
+            port: PciFunction(address=port, root=root, above=(), bridges=(), class_code=0x060400, numa_node=0),
+            vf: PciFunction(
+                address=vf,
+                root=root,
+                above=(port,),
+                bridges=(port,),
+                vendor=0x15B3,
+                device=0x101E,
+                class_code=0x020000,
+                numa_node=0,
+            ),
+        },
+        mediated_devices={},
+        nodes={},
+    )

@@ -302,9 +302,16 @@ def test_links_out_of_an_archive_lead_nowhere(tmp_path: Path) -> None:
     assert [tree.read(f"devices/system/node/node0/{name}") for name in names] == [None] * 4
 
 
-@pytest.mark.parametrize("name", ["../../etc/cron.d/x", "/etc/passwd", "sys/../../x", "..", "."])
+TOO_LONG = "devices/" + "a/" * 2044 + "a"  # 4,097 characters
+
+
+@pytest.mark.parametrize("name", ["../../etc/cron.d/x", "/etc/passwd", "sys/../../x", "..", ".", TOO_LONG])
 def test_members_outside_are_passed_over(tmp_path: Path, name: str) -> None:
     assert opened(tmp_path, tar(member(name, b"1"), prefix="sys/")).items() == TREE.items()
+
+
+def test_the_longest_path_is_read(tmp_path: Path) -> None:
+    assert opened(tmp_path, tar(member(TOO_LONG[1:], b"1"))).read(TOO_LONG[1:]) == b"1"
 
 
 def test_nothing_is_written(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ DEVICES: dict[str, tuple[str, Places, Places]] = {
         CONVENTIONAL,
         CONVENTIONAL,
     ),
+    "the first SATA controller": ('<controller type="sata" index="0"/>', NONE, CONVENTIONAL),
     "a second SATA controller": ('<controller type="sata" index="1"/>', CONVENTIONAL, CONVENTIONAL),
     "an xHCI controller": (XHCI, PORT, PORT),
     "a card reader": ('<controller type="ccid" index="0"/>', NONE, NONE),
@@ -153,6 +154,14 @@ def found(xml: bytes) -> Counter[Connection]:
     return places
 
 
+def test_a_usb_controller_of_the_chipset_has_a_place_of_its_own() -> None:
+    usb = vm(['<controller type="usb" index="0" model="ich9-ehci1"/>', '<memballoon model="none"/>'])
+    usb = usb.replace(b'<controller type="usb" index="0" model="none"/>', b"")
+
+    assert foreseen(usb) == Counter()
+    assert foreseen(usb.replace(b'index="0"', b'index="1"')) == Counter(CONVENTIONAL)
+
+
 @pytest.mark.parametrize("arch", MACHINES)
 @pytest.mark.parametrize("name", DEVICES)
 def test_what_a_device_looks_for(name: str, arch: str) -> None:
@@ -215,6 +224,18 @@ BRIDGE = Controller(index=3, model=Model.PCI_BRIDGE)
             [],
             Forecast(ports=2, bridge_index=9),
             id="behind the highest port",
+        ),
+        pytest.param(
+            [
+                Controller(index=1, model=Model.ROOT_PORT, address=GuestAddress(0, 2)),
+                Controller(index=2, model=Model.UPSTREAM_PORT, address=GuestAddress(1, 0)),
+                Controller(index=3, model=Model.DOWNSTREAM_PORT, address=GuestAddress(2, 0)),
+                Controller(index=5, model=Model.ROOT_PORT, address=GuestAddress(0, 3)),
+            ],
+            [port(0, GuestAddress(5, 0)), port(1), port(2), port(3), slot(4)],
+            [],
+            Forecast(ports=5, bridge_index=8),
+            id="of five indexes the third has a free port and the fourth becomes one; the third device gets a new one",
         ),
         pytest.param(
             [Controller(index=40, model=Model.ROOT_PORT, alias="ua-pcie-numa-port-40")],

@@ -25,7 +25,7 @@ from tests.system.domain_spec import (
     to_bytes,
 )
 
-__all__ = ["Family", "Plan", "for_libvirt", "next_call", "placeholders", "plan", "reprint"]
+__all__ = ["Family", "Plan", "after_libvirt", "for_libvirt", "next_call", "placeholders", "plan", "reprint"]
 
 # What libvirt fills in on KubeVirt's own image, where this machine has another QEMU.
 EMULATOR = "/usr/libexec/qemu-kvm"
@@ -131,9 +131,7 @@ def next_call(
         raise ValueError(f"no call {call} after {had_placeholders} placeholders")
 
     if call < last:
-        # The original, with the devices that libvirt made of call 1's answer.
-        spec = original
-        _replace_devices(spec, _read_back(answer, family, oracle))
+        spec = parse(after_libvirt(to_bytes(original), answer, family, oracle))
         _replace_interfaces(_devices(spec), _devices(parse(first_call)))
         return to_bytes(spec)
 
@@ -148,6 +146,13 @@ def next_call(
     if family is Family.MAIN and not had_placeholders:
         _replace_devices(spec, _read_back(answer, family, oracle))
     _add_ports(_devices(spec), extra_ports)
+    return to_bytes(spec)
+
+
+def after_libvirt(xml: bytes, answer: bytes, family: Family, oracle: Definer) -> bytes:
+    """The domain xml with the devices that libvirt made of the answer, as KubeVirt's struct holds them."""
+    spec = parse(xml)
+    _replace_devices(spec, _read_back(answer, family, oracle))
     return to_bytes(spec)
 
 
