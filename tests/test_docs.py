@@ -136,3 +136,15 @@ def test_vms_of_examples_have_what_the_hook_needs() -> None:
             assert domain["cpu"]["dedicatedCpuPlacement"] is True
             assert domain["cpu"]["numa"] == {"guestMappingPassthrough": {}}
             assert "hugepages" in domain["memory"]
+
+
+def test_every_promise_has_a_test_that_exists() -> None:
+    text = (ROOT / "docs" / "guarantees.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith(("| promise", "| ---"))]
+    named = [re.findall(r"`(test_\w+\.py)::(test_\w+)`", row.rpartition(" | ")[2]) for row in rows]
+
+    assert [row for row, tests in zip(rows, named, strict=True) if not tests] == []
+    sources = {path.name: path.read_text() for path in (ROOT / "tests").glob("test_*.py")}
+    assert [
+        (file, test) for tests in named for file, test in tests if f"\ndef {test}(" not in sources.get(file, "")
+    ] == []
