@@ -2,12 +2,14 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-boot test-image check golden picture bench image clean
+.PHONY: help setup demo test fuzz mutants test-boot test-image check golden picture bench image clean
 
 BIN := .venv/bin
 # A Debian with the package python3.11 alone has no python3.
 PYTHON ?= $(shell command -v python3 || echo python3.11)
 SETUP := .venv/.set-up
+# The modules of the contract "the core is pure" in pyproject.toml.
+CORE = $(shell $(BIN)/python -c 'import tomllib; contracts = tomllib.load(open("pyproject.toml", "rb"))["tool"]["importlinter"]["contracts"]; print(",".join(m.replace(".", "/") + ".py" for c in contracts if c["name"] == "the core is pure" for m in c["source_modules"]))')
 AS_ROOT := $(shell test $$(id -u) = 0 && echo yes)
 
 help:  ## show this
@@ -33,9 +35,18 @@ demo: setup  ## start the sidecar, play virt-launcher against it, show what happ
 
 test: setup  ## install libvirt and QEMU of Debian 12 and 13 where possible, run all tests
 	@tests/system/install.sh all
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term:skip-covered $(TESTS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term:skip-covered $(if $(TESTS),,--cov-fail-under=95) $(TESTS)
+	@$(if $(TESTS),,echo "every branch of the core:" && $(BIN)/coverage report --include=$(CORE) --fail-under=100)
 
-test-boot: setup  ## boot every recorded machine in every layout, with OVMF, and a systemd guest (8 minutes on two cores)
+fuzz: setup  ## random VMs, plans and bytes, other ones each time and FUZZ times as many (20)
+	@tests/system/install.sh all
+	FUZZ=$(or $(FUZZ),20) $(BIN)/python -m pytest -n 2 --dist loadgroup tests/test_properties.py tests/test_random_plans.py tests/test_fuzz.py
+
+mutants: setup  ## change the core in 2,400 ways and see that a test fails (an hour on two cores)
+	nice -n 19 $(BIN)/mutmut run --max-children 2
+	$(BIN)/python -m tests.mutants
+
+test-boot: setup  ## boot every machine, layout, firmware and limit, and a systemd guest (20 minutes on two cores)
 	@tests/system/install.sh all
 	@tests/system/install.sh systemd
 	$(BIN)/python -m pytest -m boot -n 2 tests/boot
@@ -69,4 +80,4 @@ image: setup  ## build the container image with buildah or podman
 	tests/image/build.sh
 
 clean:  ## remove what was made here
-	rm -rf .venv build dist hook/protocol .*_cache .coverage
+	rm -rf .venv build dist hook/protocol .*_cache .coverage* mutants .hypothesis

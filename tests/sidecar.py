@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 SOCKET_SECONDS = 20
+UNMEASURED = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")  # what makes a process measure its coverage
 
 
 class Sidecar:
@@ -25,14 +26,17 @@ class Sidecar:
         wait: bool = True,
         before: Sequence[str] = (),
         program: Sequence[str] = ("-m", "hook", "serve"),
+        is_weighed: bool = False,
     ) -> None:
         """Start it and `wait` for the socket.
 
-        before: words in front of the command. program: what the interpreter runs.
+        before: words in front of the command. program: what the interpreter runs. is_weighed: its memory
+            counts, so nothing measures its coverage.
         """
         self.directory = directory
         self._log = Path(f"{directory}.log")  # beside the folder: virt-launcher takes every file in it for a socket
-        variables = {key: value for key, value in os.environ.items() if key not in ("CONTAINER_NAME", "PYTHONPATH")}
+        dropped = ("CONTAINER_NAME", "PYTHONPATH", *(UNMEASURED if is_weighed else ()))
+        variables = {key: value for key, value in os.environ.items() if key not in dropped}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*before, sys.executable, *program, "--socket-dir", str(directory), *arguments],

@@ -10,6 +10,7 @@ import pytest
 from hook.config import from_flags
 from hook.define import Outcome, define_domain
 from hook.errors import StrictRefusal
+from hook.plan import Action
 from hook.recording import parse_recording
 from hook.render import plan_json
 from tests.build import controller, host, hostdev, mdev, nic, vm
@@ -596,6 +597,220 @@ for _layout in ("node", "host-bridge", "switch"):
     )
 
 
+# --- what public reports are about, see docs/guarantees.md
+
+
+def _live_port(index: int, bus: int, slot: int, function: int = 0) -> str:
+    """A root port as libvirt prints it."""
+    multifunction = ' multifunction="on"' if function == 0 else ""
+    return (
+        f'<controller type="pci" index="{index}" model="pcie-root-port"><model name="pcie-root-port"/>'
+        f'<target chassis="{index}" port="{slot * 8 + function:#x}"/><address type="pci" domain="0x0000" bus="{bus:#04x}" '
+        f'slot="{slot:#04x}" function="{function:#x}"{multifunction}/></controller>'
+    )
+
+
+def _ats(text: str) -> str:
+    """A controller that somebody tuned by hand."""
+    return text.replace("<address", '<driver ats="on"/><address', 1)
+
+
+# Two cells of a tuned VM: VFs and GPU of node 0; VFs, GPU and, below a switch in a switch, NVSwitches of node 1.
+_TUNED = {
+    0: {"0000:21:00.2": "0x020000", "0000:22:00.0": "0x030200"},
+    1: {"0000:a1:00.2": "0x020000", "0000:a2:00.0": "0x030200", **{f"0000:b{n}:00.0": "0x068000" for n in range(1, 4)}},
+}
+_TUNED_HOST = host(
+    {
+        f"pci0000:{20 + 80 * node}/0000:{20 + 80 * node}:{place:02x}.0/{address}": {"numa_node": node, "class": kind}
+        for node, devices in _TUNED.items()
+        for place, (address, kind) in enumerate(devices.items())
+    }
+)
+_TUNED_TREE = [
+    '<controller type="pci" index="0" model="pcie-root"><driver ats="on"/></controller>',
+    *map(
+        _ats,
+        [
+            controller(1, "pcie-expander-bus", "00:03.0", bus_nr=210, node=0),
+            controller(2, "pcie-root-port", "01:00.0"),
+            controller(3, "pcie-root-port", "01:01.0"),
+            controller(4, "pcie-expander-bus", "00:04.0", bus_nr=130, node=1),
+            controller(5, "pcie-root-port", "04:00.0"),
+            controller(6, "pcie-switch-upstream-port", "05:00.0"),
+            controller(7, "pcie-switch-downstream-port", "06:00.0"),
+            controller(8, "pcie-switch-downstream-port", "06:01.0"),
+            controller(9, "pcie-switch-downstream-port", "06:02.0"),
+            controller(10, "pcie-switch-upstream-port", "09:00.0"),
+            *(controller(11 + n, "pcie-switch-downstream-port", f"0a:{n:02x}.0") for n in range(3)),
+        ],
+    ),
+]
+_PAIRS = {
+    f"pci0000:{root:02x}/0000:{root:02x}:01.0/0000:{root + 1:02x}:00.0/0000:{root + 2:02x}:0{side}.0/"
+    f"0000:{root + 3 + side:02x}:00.0": {"numa_node": node, "class": kind}
+    for node, root in ((0, 0x20), (0, 0x30), (1, 0xA0), (1, 0xB0))
+    for side, kind in enumerate(("0x030200", "0x020700"))
+}
+_SNC = {  # bridge and device by node, in the order of the buses
+    f"pci0000:{root:02x}/0000:{root:02x}:01.0/0000:{root + 3:02x}:00.0": node
+    for root, node in ((0x11, 0), (0x32, 1), (0x44, 1), (0x55, 0), (0x91, 2), (0xB1, 3), (0xC1, 3), (0xD1, 2))
+}
+_DISPLAYED = (
+    '<hostdev mode="subsystem" type="mdev" managed="no" model="vfio-pci" display="on" ramfb="on"><source>'
+    f'<address uuid="{UUID}1"/></source><alias name="ua-gpu-vgpu"/>'
+    '<address type="pci" domain="0x0000" bus="0x02" slot="0x00" function="0x0"/></hostdev>'
+)
+CASES |= {
+    "already-placed-tree": Case(
+        "somebody built the whole tree by hand, with a switch in a switch and ats on all controllers: it stays",
+        vm(
+            [
+                *_TUNED_TREE,
+                hostdev("0000:21:00.2", "vf0", prefix="ua-sriov-", address="02:00.0"),
+                hostdev("0000:22:00.0", "gpu0", address="03:00.0"),
+                hostdev("0000:a1:00.2", "vf1", prefix="ua-sriov-", address="07:00.0"),
+                hostdev("0000:a2:00.0", "gpu1", address="08:00.0"),
+                *(hostdev(f"0000:b{n}:00.0", f"nvs{n}", address=f"{0x0A + n:02x}:00.0") for n in range(1, 4)),
+            ]
+        ),
+        _TUNED_HOST,
+    ),
+    "flat-tree-beside-fixed-slots": Case(
+        "the same VM before somebody built the tree: other devices sit on slots of pcie.0, which are not reused",
+        vm(
+            [
+                _TUNED_TREE[0],
+                '<disk type="file"><source file="/disk.img"/><target dev="vda" bus="virtio"/>'
+                '<address type="pci" domain="0x0000" bus="0x00" slot="0x1e" function="0x0"/></disk>',
+                nic().replace(
+                    "</interface>",
+                    '<address type="pci" domain="0x0000" bus="0x00" slot="0x19" function="0x0"/></interface>',
+                ),
+                *(hostdev(address) for devices in _TUNED.values() for address in devices),
+            ],
+            rest='<qemu:commandline><qemu:arg value="-no-hpet"/></qemu:commandline>',
+        ),
+        _TUNED_HOST,
+    ),
+    "live-dump-without-devices": Case(
+        "a dump of a running VM without a passed-through device, with free ports and KubeVirt's metadata: it stays",
+        vm(
+            [
+                controller(0, "pcie-root"),
+                *(_live_port(index, 0, 2, index - 1) for index in range(1, 6)),
+                nic().replace(
+                    "</interface>",
+                    '<address type="pci" domain="0x0000" bus="0x01" slot="0x00" function="0x0"/></interface>',
+                ),
+            ],
+            memnodes={},
+            rest='<metadata><kubevirt xmlns="http://kubevirt.io"><uid/></kubevirt></metadata>',
+        ),
+    ),
+    "kubevirts-own-expander": Case(
+        "KubeVirt's own feature placed a GPU and a NIC, and libvirt printed it: it stays",
+        vm(
+            [
+                controller(0, "pcie-root"),
+                controller(1, "pcie-expander-bus", "00:02.0", bus_nr=253, node=0),
+                _live_port(2, 1, 0),
+                _live_port(3, 1, 1),
+                hostdev(A, "my-gpu", prefix="ua-dra-gpu-", address="02:00.0"),
+                hostdev("0000:41:00.1", "my-nic", prefix="ua-sriov-", address="03:00.0"),
+            ]
+        ),
+        host({A_PATH: 0, A_PATH[:-1] + "1": 0}),
+    ),
+    "snc-nodes-out-of-bus-order": Case(
+        "sub-NUMA clustering: the nodes do not rise with the buses, and the VM has cells of nodes 0 and 2 only",
+        vm([hostdev(path.rpartition("/")[2]) for path in _SNC], memnodes={0: "0", 1: "2"}),
+        host(
+            _SNC, nodes=FOUR_NODES, distances={0: "10 12 21 21", 1: "12 10 21 21", 2: "21 21 10 12", 3: "21 21 12 10"}
+        ),
+    ),
+    "nodes-of-eight-with-devices-on-odd-ones": Case(
+        "NPS4: devices on nodes 1, 3, 5 and 7 only; the VM has cells of 1 and 3, and node 7 is as far from both",
+        vm([hostdev(f"0000:{n}1:00.0", f"gpu{n}") for n in (1, 3, 7)], memnodes={0: "1", 1: "3"}),
+        host(
+            {f"pci0000:{n}0/0000:{n}0:01.0/0000:{n}1:00.0": n for n in (1, 3, 5, 7)},
+            nodes={n: f"{16 * n}-{16 * n + 15},{128 + 16 * n}-{143 + 16 * n}" for n in range(8)},
+            distances={
+                a: " ".join("10" if a == b else "12" if a // 4 == b // 4 else "32" for b in range(8)) for a in range(8)
+            },
+        ),
+    ),
+    "odd-and-even-cpus": Case(
+        "even CPUs are node 0 and odd ones node 1, and the cells have vCPUs that may be plugged in later, without a pin",
+        vm(
+            [GPU_A, GPU_B],
+            cells={0: "0-1,4-7", 1: "2-3"},
+            pins={0: "0", 1: "2", 2: "1", 3: "3"},
+            memnodes={0: "0"},
+        ),
+        host({A_PATH: 0, B_PATH: 1}, nodes={0: "0,2,4,6", 1: "1,3,5,7"}),
+    ),
+    "libvirt-normalised-dump": Case(
+        "libvirt gave every device an address on an earlier call without the hook: those of hostdevs are ours to move",
+        vm(
+            [
+                controller(0, "pcie-root"),
+                *(_live_port(index, 0, 2, index - 1) for index in range(1, 5)),
+                nic().replace(
+                    "</interface>",
+                    '<address type="pci" domain="0x0000" bus="0x01" slot="0x00" function="0x0"/></interface>',
+                ),
+                hostdev(A, "a", address="02:00.0"),
+                hostdev(B, "b", address="03:00.0"),
+                '<memballoon model="none"/>',
+            ]
+        ),
+    ),
+    "gpu-nic-pairs-in-layout-node": Case(
+        "four pairs of GPU and NIC, each below a switch of its own: in layout node all are PHB, and that is said",
+        vm([hostdev(path.rpartition("/")[2]) for path in _PAIRS]),
+        host(_PAIRS),
+    ),
+    "gpu-nic-pairs-in-layout-switch": Case(
+        "the same pairs in layout switch: each stays together",
+        vm([hostdev(path.rpartition("/")[2]) for path in _PAIRS]),
+        host(_PAIRS),
+        {"layout": "switch"},
+    ),
+    "audio-as-a-second-gpu-after-another-hook": Case(
+        "the audio function is a second GPU of the VMI, and another hook has written <memtune>: one slot, and it stays",
+        vm(
+            [hostdev(A, "gpu1"), hostdev("0000:41:00.1", "gpu1sk")],
+            rest='<memtune><hard_limit unit="KiB">36700160</hard_limit></memtune>',
+        ),
+        host({A_PATH: 0, A_PATH[:-1] + "1": {"numa_node": 0, "class": "0x040300"}}),
+    ),
+    "minus-one-but-for-one-device": Case(
+        "all but one device and all bridges say -1, and every local_cpulist has all CPUs: one is placed, none guessed",
+        vm([GPU_A, GPU_B], memnodes={0: "0", 1: "2"}),
+        host(
+            {
+                A_PATH[:-13]: {"numa_node": -1, "local_cpulist": "0-15"},
+                A_PATH: {"numa_node": 2, "local_cpulist": "0-15"},
+                B_PATH[:-13]: {"numa_node": -1, "local_cpulist": "0-15"},
+                B_PATH: {"numa_node": -1, "local_cpulist": "0-15"},
+            },
+            nodes=FOUR_NODES,
+        ),
+    ),
+    "mdev-with-a-display": Case(
+        "a vGPU with a display and an address that libvirt gave: its parent's node counts, its attributes stay",
+        vm([_live_port(1, 0, 2), _live_port(2, 0, 2, 1), _DISPLAYED, '<graphics type="vnc"/>']),
+        host({A_PATH: 1}, extra=f"bus/mdev/devices/{UUID}1 -> ../../../devices/{A_PATH}/{UUID}1\n"),
+    ),
+    "mdev-unknown-to-sysfs": Case(
+        "a vGPU that sysfs does not show stays where it is",
+        vm([_live_port(1, 0, 2), _live_port(2, 0, 2, 1), _DISPLAYED, '<graphics type="vnc"/>']),
+    ),
+}
+PLACED_BY_OTHERS = ("already-placed-tree", "foreign-expander", "kubevirts-own-expander")
+
+
 def run(case: Case) -> Outcome:
     outcome = define_domain(
         case.xml, json.dumps(case.vmi).encode(), lambda: parse_recording(case.host), from_flags(case.flags)
@@ -613,6 +828,15 @@ def test_case(name: str) -> None:
     check(f"cases/{name}.plan.json", json.dumps(plan, indent=2, ensure_ascii=False) + "\n")
     check(f"cases/{name}.xml", outcome.xml.decode())
     assert (outcome.xml == CASES[name].xml) is (not outcome.plan.is_changed or str(outcome.config.mode) != "apply")
+
+
+@pytest.mark.parametrize("name", PLACED_BY_OTHERS)
+def test_what_somebody_placed_stays_byte_for_byte(name: str) -> None:
+    outcome = run(CASES[name])
+
+    assert outcome.xml == CASES[name].xml
+    assert {device.action for device in outcome.plan.devices} == {Action.KEPT}
+    assert outcome.plan.findings == ()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,13 @@ def test_check_is_clean(check: str) -> None:
     done = subprocess.run([BIN / command, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_core_is_one_list() -> None:
+    """What must be pure is what is mutated, and what coverage must reach in full (Makefile)."""
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    (pure,) = (c for c in tools["importlinter"]["contracts"] if c["name"] == "the core is pure")
+
+    assert sorted(tools["mutmut"]["only_mutate"]) == sorted(
+        name.replace(".", "/") + ".py" for name in pure["source_modules"]
+    )

@@ -166,3 +166,15 @@ def test_the_archive_that_the_docs_make_is_read_as_the_host(tmp_path: Path) -> N
 
     assert (done.returncode, done.stderr) == (0, b"")
     assert record(open_sysfs(str(tmp_path / "host.tar.gz"))) == record(machine)
+
+
+def test_every_promise_has_a_test_that_exists() -> None:
+    text = (ROOT / "docs" / "guarantees.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith(("| promise", "| ---"))]
+    named = [re.findall(r"`(test_\w+\.py)::(test_\w+)`", row.rpartition(" | ")[2]) for row in rows]
+
+    assert [row for row, tests in zip(rows, named, strict=True) if not tests] == []
+    sources = {path.name: path.read_text() for path in (ROOT / "tests").glob("test_*.py")}
+    assert [
+        (file, test) for tests in named for file, test in tests if f"\ndef {test}(" not in sources.get(file, "")
+    ] == []

@@ -25,6 +25,7 @@ from hook.sysfs import MemoryTree, SysfsTree
 from tests import hostile
 from tests.build import unpack
 from tests.scenario import Scenario
+from tests.sidecar import UNMEASURED
 from tests.strategies import FUZZ, Situation, examples, situations
 from tests.test_cases import CASES, TWO, A
 
@@ -331,6 +332,7 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str,
     done = subprocess.run(
         [sys.executable, "-m", "tests.hostile", folder / "inputs", tree],
         cwd=ROOT,
+        env={key: value for key, value in os.environ.items() if key not in UNMEASURED},
         capture_output=True,
         text=True,
         check=True,

@@ -153,6 +153,22 @@ def test_two_halves_of_one_switch_chip_count_once(
     assert fused_bridges(host, device) == ((*device.bridges[:2], device.bridges[4]) if fused else device.bridges)
 
 
+def test_two_pairs_of_chips_are_two() -> None:
+    """Four switches in each other, the second inside the chip of the first, the fourth inside that of the third."""
+    gen4 = (0x1000, 0xC010, 0x1000, 0xA000)
+    bridges = [f"0000:{40 + n}:00.0" for n in range(9)]
+    device = function("/".join(["pci0000:40", *bridges, "0000:50:00.0"]))
+    host = HostTopology(
+        functions={
+            f.address: f for n in range(9) for f in [function("/".join(["pci0000:40", *bridges[: n + 1]]), chip=gen4)]
+        },
+        mediated_devices={},
+        nodes={},
+    )
+
+    assert fused_bridges(host, device) == tuple(device.bridges[n] for n in (0, 1, 4, 5, 8))
+
+
 def test_two_bridges_below_the_common_one_are_a_switch_of_their_own() -> None:
     """Else the deeper device would be PIX to its neighbours."""
     port = "pci0000:40/0000:40:01.0"

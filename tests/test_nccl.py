@@ -1,6 +1,7 @@
 """The topology file: NCCL can read it, and with it rates every pair of a guest as on the host."""
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -16,6 +17,7 @@ from hook.guest import FwCfgLine
 from hook.nccl import CREDENTIAL, PATH, RAW_ENTRY, NcclSystem, fw_cfg_lines, guest_system, host_system, obstacle
 from hook.recording import parse_recording
 from hook.render import plan_matrices
+from hook.sysfs import all_functions, read_host
 from tests import nccl_table
 from tests.build import host, hostdev, mdev, vm
 from tests.golden import check, check_names
@@ -488,6 +490,16 @@ def test_host_domains_of_five_digits_are_left_out_of_a_hosts_file() -> None:
     assert {address.domain for address in it.host.functions} == {0, 0x10000}
     assert ":10000:" not in host_system(it.host).text()
     assert "10000:" not in host_system(it.host).text()
+
+
+def test_a_switch_that_sysfs_does_not_list_has_its_address_alone_in_a_hosts_file() -> None:
+    tree = parse_recording(host({below(A, 0): {**GPU, **FAST}}))
+    text = host_system(read_host(tree, all_functions(tree), ())).text()
+
+    assert re.findall(r'busid="([^"]*)" class="([^"]*)"(?: vendor="([^"]*)")?', text) == [
+        ("0000:41:00.0", "0x060400", ""),
+        ("0000:43:00.0", "0x030200", ""),
+    ]
 
 
 # The option.
