@@ -8,8 +8,8 @@ BIN := .venv/bin
 # A Debian with the package python3.11 alone has no python3.
 PYTHON ?= $(shell command -v python3 || echo python3.11)
 SETUP := .venv/.set-up
-# The modules of the contract "the core is pure" in pyproject.toml.
-CORE = $(shell $(BIN)/python -c 'import tomllib; contracts = tomllib.load(open("pyproject.toml", "rb"))["tool"]["importlinter"]["contracts"]; print(",".join(m.replace(".", "/") + ".py" for c in contracts if c["name"] == "the core is pure" for m in c["source_modules"]))')
+# The modules that tool.mutmut and the contract "the core is pure" name in pyproject.toml.
+CORE = $(shell $(BIN)/python -c 'import tomllib; print(",".join(tomllib.load(open("pyproject.toml", "rb"))["tool"]["mutmut"]["only_mutate"]))')
 AS_ROOT := $(shell test $$(id -u) = 0 && echo yes)
 
 help:  ## show this
