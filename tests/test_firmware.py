@@ -127,3 +127,24 @@ def test_roms_take_room_below_4_gib(sizes: tuple[int, ...], rom: int, tight: boo
     device = replace(function(), regions=tuple(region(size) for size in sizes), rom_bytes=rom)
 
     assert firmware.is_tight([device]) is tight
+
+
+@pytest.mark.parametrize(
+    ("sizes", "window"),
+    [
+        # As Linux 6.1 said in booted guests (docs/limits.md).
+        pytest.param((16 * MIB, 1 * MIB), 24 * MIB, id="0x01800000"),
+        pytest.param((64 * MIB, 1 * MIB), 96 * MIB, id="0x06000000"),
+        pytest.param((1 * MIB, 256 << 10), 2 * MIB, id="0x00200000"),
+        pytest.param((16 * MIB,), 16 * MIB, id="0x01000000"),
+        # By calculate_mem_align.
+        pytest.param((16 << 10,), MIB, id="less than a bridge can have"),
+        pytest.param((32 * MIB, 32 * MIB), 64 * MIB, id="equal"),
+        pytest.param((32 * MIB, 16 * MIB), 48 * MIB, id="half as large"),
+        pytest.param((64 * GIB, 32 * MIB, 16 * MIB), 96 * GIB, id="A100"),
+        pytest.param((8 * MIB, 4 * MIB, 2 * MIB, 1 * MIB), 15 * MIB, id="a staircase"),
+        pytest.param((4 * MIB, *[1 * MIB] * 6), 10 * MIB, id="many small ones before a large one"),
+    ],
+)
+def test_windows_that_linux_makes(sizes: tuple[int, ...], window: int) -> None:
+    assert firmware._linux_window(sizes) == window
