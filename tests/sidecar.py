@@ -11,8 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import coverage
+
 SOCKET_SECONDS = 20
-UNMEASURED = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")  # what makes a process measure its coverage
+STOP_SECONDS = 3
 
 
 class Sidecar:
@@ -31,15 +33,16 @@ class Sidecar:
         """Start it and `wait` for the socket.
 
         before: words in front of the command. program: what the interpreter runs. is_weighed: its memory
-            counts, so nothing measures its coverage.
+            counts, so its coverage is not measured.
         """
         self.directory = directory
         self._log = Path(f"{directory}.log")  # beside the folder: virt-launcher takes every file in it for a socket
-        dropped = ("CONTAINER_NAME", "PYTHONPATH", *(UNMEASURED if is_weighed else ()))
-        variables = {key: value for key, value in os.environ.items() if key not in dropped}
+        variables = {key: value for key, value in os.environ.items() if key not in ("CONTAINER_NAME", "PYTHONPATH")}
+        is_measured = coverage.Coverage.current() is not None and program[0] == "-m" and not is_weighed
+        measure = ("-m", "coverage", "run", "--parallel-mode") if is_measured else ()
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*before, sys.executable, *program, "--socket-dir", str(directory), *arguments],
+                [*before, sys.executable, *measure, *program, "--socket-dir", str(directory), *arguments],
                 cwd=Path(__file__).parent.parent,
                 env={**variables, **(environment or {})},
                 stderr=log,
@@ -57,8 +60,12 @@ class Sidecar:
         self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         if self.process.poll() is None:
+            self.process.terminate()  # it writes down what was covered
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
             self.process.kill()
-        self.process.wait()
+            self.process.wait()
         self._log.unlink(missing_ok=True)
 
     def sockets(self) -> Sequence[Path]:

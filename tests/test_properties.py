@@ -30,7 +30,7 @@ from tests.test_roundtrip import topology
 ROOT = Path(__file__).parent.parent
 
 
-@examples(250)
+@examples(120)
 @given(situations(), st.randoms(use_true_random=False))
 def test_the_answer_does_not_depend_on_the_order_in_which_the_host_lists_things(
     it: Situation, chance: random.Random
@@ -41,7 +41,7 @@ def test_the_answer_does_not_depend_on_the_order_in_which_the_host_lists_things(
     assert run(it.case).xml == run(replace(it.case, host="".join(lines))).xml
 
 
-@examples(250)
+@examples(120)
 @given(situations(), st.randoms(use_true_random=False))
 def test_the_plan_does_not_depend_on_the_order_of_cells_pins_and_memnodes(it: Situation, chance: random.Random) -> None:
     root = etree.fromstring(it.case.xml)
@@ -73,7 +73,7 @@ def test_the_answer_does_not_depend_on_pythons_hash_seed() -> None:
     assert len(digests) == 1
 
 
-@examples(300)
+@examples(150)
 @given(situations())
 def test_a_second_pass_returns_the_very_bytes_of_the_first(it: Situation) -> None:
     once = run(it.case).xml
@@ -81,7 +81,7 @@ def test_a_second_pass_returns_the_very_bytes_of_the_first(it: Situation) -> Non
     assert run(replace(it.case, xml=once)).xml == once
 
 
-@examples(300)
+@examples(150)
 @given(situations(), st.sampled_from(Family))
 def test_a_second_pass_repairs_what_kubevirt_lost_of_the_first(it: Situation, family: Family) -> None:
     start = replace(it.case, xml=reprint(it.case.xml, family))
@@ -109,7 +109,7 @@ def is_own(element: etree._Element) -> bool:
     return element.tag == "controller" and alias is not None and alias.get("name", "").startswith(MARKER)
 
 
-@examples(300)
+@examples(150)
 @given(situations())
 def test_nothing_changes_but_own_controllers_and_the_addresses_of_placed_devices(it: Situation) -> None:
     outcome = run(it.case)
@@ -119,7 +119,7 @@ def test_nothing_changes_but_own_controllers_and_the_addresses_of_placed_devices
         assert outcome.xml == it.case.xml
 
 
-@examples(300)
+@examples(150)
 @given(situations())
 def test_every_device_is_placed_or_explained(it: Situation) -> None:
     outcome = run(it.case)
@@ -190,7 +190,7 @@ def places(guest: GuestDomain) -> list[GuestAddress]:
     return [address for address in given if address is not None]
 
 
-@examples(400)
+@examples(150)
 @given(situations())
 def test_indexes_slots_and_windows_are_valid(it: Situation) -> None:
     outcome = run(it.case)
@@ -205,7 +205,7 @@ def test_indexes_slots_and_windows_are_valid(it: Situation) -> None:
             assert [of_cell[index] for index in homes] == [device.cell]
 
 
-@examples(300)
+@examples(150)
 @given(situations())
 def test_strict_refuses_exactly_when_best_effort_has_a_finding_above_info(it: Situation) -> None:
     best_effort = run(it.case)
@@ -218,7 +218,7 @@ def test_strict_refuses_exactly_when_best_effort_has_a_finding_above_info(it: Si
         assert run(strict).xml == best_effort.xml
 
 
-@examples(200)
+@examples(150)
 @given(situations())
 def test_observe_makes_the_same_plan_and_changes_nothing(it: Situation) -> None:
     observed = run(replace(it.case, flags={**it.case.flags, "mode": "observe"}))
@@ -227,7 +227,7 @@ def test_observe_makes_the_same_plan_and_changes_nothing(it: Situation) -> None:
     assert observed.plan == run(it.case).plan
 
 
-@examples(300)
+@examples(150)
 @given(situations(), st.data())
 def test_a_bigger_vm_loses_no_device_that_a_smaller_one_placed(it: Situation, data: st.DataObject) -> None:
     """Unless there is no room, and then a finding says so."""
@@ -240,7 +240,7 @@ def test_a_bigger_vm_loses_no_device_that_a_smaller_one_placed(it: Situation, da
         assert kept.items() <= there.items()
 
 
-@examples(200)
+@examples(150)
 @given(situations())
 def test_switched_off_the_hook_returns_the_very_bytes(it: Situation) -> None:
     assert run(replace(it.case, flags={**it.case.flags, "mode": "off"})).xml == it.case.xml

@@ -24,7 +24,7 @@ from tests.test_roundtrip import topology
 SHARDS = 8
 PLANS = 2000
 DRAWN = PLANS // SHARDS + 14  # a shard; some VMs are refused with and without the hook
-CALLS = 240
+CALLS = 160
 
 
 def defined(oracle: Oracle, case: Case, outcome: Outcome) -> bytes | None:
