@@ -19,6 +19,7 @@ REASONS = {
     "numbering.x__root_slots": "slots 0 and 1 are reserved in any case",
     "layout.x__common_bridges": "a way that another one goes on from is less than it",
     "layout.x__is_one_chip": "a revision is the upper four bits, so 0 and 1 are one",
+    "plan.xǁ_Plannerǁ_room": "buses run out before indexes do, and no own controller has index 0 or 1",
     "plan.xǁ_Plannerǁ_unnumbered": "is_changed is set right after",
     "slots.x__controller_connection": "no model begins with virtio either way",
     "plan.xǁ_Plannerǁ_left": "a device is left before anything else is decided",

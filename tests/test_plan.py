@@ -12,7 +12,7 @@ from hook.guest import GuestAddress
 from hook.host import HostTopology, NumaNode, PciFunction
 from hook.plan import Action, map_cells
 from hook.recording import parse_recording
-from tests.build import controller, host, hostdev, vm
+from tests.build import controller, host, hostdev, nic, vm
 
 A, B = "0000:41:00.0", "0000:c1:00.0"
 A_PATH, B_PATH = f"pci0000:40/0000:40:01.0/{A}", f"pci0000:c0/0000:c0:01.0/{B}"
@@ -275,3 +275,48 @@ def test_the_foreseen_guest_is_the_hosts_devices_in_the_guests_tree() -> None:
         mediated_devices={},
         nodes={},
     )
+
+
+# Room.
+
+
+def own_indexes(outcome: Outcome) -> list[int]:
+    return [own.index for own in outcome.plan.controllers]
+
+
+def test_the_hooks_block_is_behind_a_foreign_port_where_a_bridge_is_kept_too() -> None:
+    outcome = run(vm([controller(30, "pcie-root-port"), nic("e1000"), hostdev(A, "a")]))
+
+    assert own_indexes(outcome) == [1, 32, 33, 34]
+
+
+# One BAR of 512 GiB, which fits below 40 bits, and one of 1 TiB, which does not.
+HALF = "0x0000008000000000 0x000000ffffffffff 0x000000000014220c"
+WHOLE = "0x0000010000000000 0x000001ffffffffff 0x000000000014220c"
+
+
+@pytest.mark.parametrize(
+    ("cpu", "resource", "config", "cure"),
+    [
+        pytest.param('mode="host-passthrough"', WHOLE, Config(), "set maxphysaddr to auto", id="the user may add it"),
+        pytest.param('mode="host-model"', WHOLE, Config(), "set maxphysaddr to auto", id="with host-model too"),
+        pytest.param(
+            'mode="host-model"', WHOLE, Config(maxphysaddr=Extra.AUTO), "maxphysaddr is added", id="the hook adds it"
+        ),
+        pytest.param(
+            'mode="custom"',
+            WHOLE,
+            Config(maxphysaddr=Extra.AUTO),
+            "give the guest more physical address bits",
+            id="such a CPU has not the host's",
+        ),
+        pytest.param('mode="host-model"', HALF, Config(maxphysaddr=Extra.AUTO), None, id="it fits"),
+    ],
+)
+def test_what_is_said_of_large_bars(cpu: str, resource: str, config: Config, cure: str | None) -> None:
+    recording = host({A_PATH: {"numa_node": 0, "resource": resource}})
+    outcome = run(vm([hostdev(A, "a")]).replace(b'mode="host-passthrough"', cpu.encode()), config, recording)
+    found = [f.message.rpartition("not NUMA: ")[2] for f in outcome.plan.findings if f.code == "mmio-window"]
+
+    assert found == ([cure] if cure else [])
+    assert outcome.plan.is_maxphysaddr_added is (cure == "maxphysaddr is added")
