@@ -168,6 +168,7 @@ TWO = [shape(slot(0), slot(1)), shape(slot(2), cell=1)]  # 3 and 2 buses
         pytest.param(((249, 250),), [251, 254], id="five free buses above the other's are enough"),
         pytest.param(((240, 241), (250, 255)), [245, 248], id="between two others"),
         pytest.param(((240, 245), (244, 255)), [235, 238], id="below two that overlap"),
+        pytest.param(((255, 255),), [250, 253], id="below one of one bus"),
     ],
 )
 def test_windows_are_in_a_row_as_high_as_they_fit(windows: tuple[tuple[int, int], ...], expected: list[int]) -> None:

@@ -8,7 +8,7 @@ from lxml import etree
 from hook import domain
 from hook.guest import Connection, Controller, Endpoint, GuestAddress, Model
 from hook.slots import Forecast, first_index, forecast
-from tests.build import vm
+from tests.build import hostdev, mdev, vm
 from tests.system.kubevirt import for_libvirt
 from tests.system.oracle import Oracle
 
@@ -102,6 +102,7 @@ DEVICES: dict[str, tuple[str, Places, Places]] = {
         PORT,
         PORT,
     ),
+    "a mediated device": (mdev("4b20d080-1b54-4048-85b3-a6a62d165c01"), PORT, PORT),
     "a passed-through USB device": (
         '<hostdev mode="subsystem" type="usb"><source><address bus="1" device="2"/></source></hostdev>',
         NONE,
@@ -152,6 +153,27 @@ def found(xml: bytes) -> Counter[Connection]:
         if address.getparent() not in controllers and model != "pcie-root":
             places[Connection.PORT if model == "pcie-root-port" else Connection.CONVENTIONAL] += 1
     return places
+
+
+def test_the_order_is_libvirts_with_a_passed_through_nic_among_the_hostdevs() -> None:
+    nic_by_vfio = '<interface type="hostdev"><source><address type="pci" bus="1" slot="0"/></source></interface>'
+    disk = '<disk type="file"><source file="/a"/><target dev="vda" bus="virtio"/></disk>'
+    devices = ['<memballoon model="virtio"/>', nic_by_vfio, disk, nic("virtio"), hostdev("0000:41:00.0")]
+    guest = domain.parse(vm(devices)).guest
+
+    assert [endpoint.key for endpoint in guest.endpoints] == [4, 3, 2, 5, 1]
+
+
+def test_on_aarch64_a_sata_controller_is_added_only_where_there_is_none() -> None:
+    disk = '<disk type="file"><target dev="sda" bus="sata"/></disk>'
+    sata = '<controller type="sata" index="0"/>'
+
+    assert [e.key for e in domain.parse(vm([disk], arch="aarch64")).guest.endpoints] == [None]
+    assert [e.key for e in domain.parse(vm([disk, sata], arch="aarch64")).guest.endpoints] == [2]
+
+
+def test_a_watchdog_of_the_chipset_looks_for_nothing() -> None:
+    assert foreseen(vm(['<watchdog model="itco"/>', '<memballoon model="none"/>'])) == Counter()
 
 
 def test_a_usb_controller_of_the_chipset_has_a_place_of_its_own() -> None:
@@ -236,6 +258,13 @@ BRIDGE = Controller(index=3, model=Model.PCI_BRIDGE)
             [],
             Forecast(ports=5, bridge_index=8),
             id="of five indexes the third has a free port and the fourth becomes one; the third device gets a new one",
+        ),
+        pytest.param(
+            [Controller(index=1, model=Model.ROOT_PORT)],
+            [port(0), port(1), slot(2)],
+            [],
+            Forecast(ports=3, bridge_index=4),
+            id="the first port is free",
         ),
         pytest.param(
             [Controller(index=40, model=Model.ROOT_PORT, alias="ua-pcie-numa-port-40")],
