@@ -29,38 +29,24 @@ def needed_bytes(functions: Iterable[PciFunction]) -> int:
 
     Each function sits behind a port of its own, whose window starts at a multiple of its largest BAR.
     """
-    return sum(_window([r.size_bytes for r in f.regions if r.is_64bit_prefetchable]) for f in functions)
+    return sum(_window(_large_bytes(function)) for function in functions)
 
 
 def needed_32bit_bytes(functions: Iterable[PciFunction]) -> int:
     """Room for all other memory BARs, which must be below 4 GiB behind a bridge; packed in the same way."""
-    return sum(
-        _window([r.size_bytes for r in f.regions if not r.is_64bit_prefetchable and not r.is_io]) for f in functions
-    )
+    return sum(_window(_small_bytes(function)) for function in functions)
 
 
-def _window(sizes_bytes: Sequence[int]) -> int:
-    """The window of a bridge above one function with these BARs."""
-    if not sizes_bytes:
-        return 0
-    largest = max(_BRIDGE_WINDOW_BYTES, 1 << (max(sizes_bytes) - 1).bit_length())
-    return _rounded(sum(sizes_bytes), largest)
-
-
-def is_tight(functions: Iterable[PciFunction]) -> bool:
+def is_tight(functions: Sequence[PciFunction]) -> bool:
     """True when the windows that firmware makes for the functions of one slot are too small for Linux on aarch64.
 
     There Linux lays out PCI anew, inside what firmware gave each expander, and rounds a window with BARs of several
     sizes up to half the largest. Into the window below 4 GiB it also puts the ROMs, for which firmware keeps no room.
     Source: Linux drivers/pci/setup-bus.c (pbus_size_mem, calculate_mem_align); seen with AAVMF 2025.02, Linux 6.1.
     """
-    large: list[int] = []
-    small: list[int] = []
-    roms: list[int] = []
-    for function in functions:
-        large += [r.size_bytes for r in function.regions if r.is_64bit_prefetchable]
-        small += [r.size_bytes for r in function.regions if not r.is_64bit_prefetchable and not r.is_io]
-        roms += [function.rom_bytes] if function.rom_bytes else []
+    large = [size for function in functions for size in _large_bytes(function)]
+    small = [size for function in functions for size in _small_bytes(function)]
+    roms = [function.rom_bytes for function in functions if function.rom_bytes]
     # A slot without BARs below 4 GiB has nothing to lose there but its ROM.
     return any(
         _linux_window(bars + more) > _rounded(sum(bars), _BRIDGE_WINDOW_BYTES)
@@ -69,11 +55,26 @@ def is_tight(functions: Iterable[PciFunction]) -> bool:
     )
 
 
+def _large_bytes(function: PciFunction) -> list[int]:
+    """Sizes of the BARs that may be above 4 GiB behind a bridge."""
+    return [region.size_bytes for region in function.regions if region.is_64bit_prefetchable]
+
+
+def _small_bytes(function: PciFunction) -> list[int]:
+    """Sizes of the other memory BARs."""
+    return [region.size_bytes for region in function.regions if not region.is_64bit_prefetchable and not region.is_io]
+
+
+def _window(sizes_bytes: Sequence[int]) -> int:
+    """The window that firmware aligns to its largest BAR."""
+    return _rounded(sum(sizes_bytes), max(map(_alignment, sizes_bytes), default=_BRIDGE_WINDOW_BYTES))
+
+
 def _linux_window(sizes_bytes: Sequence[int]) -> int:
+    """The window that Linux makes for these BARs; at least one."""
     aligned: dict[int, int] = {}
-    for size in sizes_bytes:
-        order = max(_BRIDGE_WINDOW_BYTES, 1 << (size - 1).bit_length())
-        aligned[order] = aligned.get(order, 0) + order
+    for alignment in map(_alignment, sizes_bytes):
+        aligned[alignment] = aligned.get(alignment, 0) + alignment
     step, before, granularity = _BRIDGE_WINDOW_BYTES, 0, _BRIDGE_WINDOW_BYTES
     while step <= max(aligned):
         if not before:
@@ -83,6 +84,11 @@ def _linux_window(sizes_bytes: Sequence[int]) -> int:
         before += aligned.get(step, 0)
         step <<= 1
     return _rounded(_rounded(sum(sizes_bytes), _BRIDGE_WINDOW_BYTES), granularity)
+
+
+def _alignment(size_bytes: int) -> int:
+    """Where a BAR may start: a multiple of its size, and no finer than a bridge can tell."""
+    return max(_BRIDGE_WINDOW_BYTES, 1 << (size_bytes - 1).bit_length())
 
 
 def _rounded(size_bytes: int, granularity: int) -> int:
