@@ -12,7 +12,6 @@ from hook.address import MAX_BUS, MAX_FUNCTION, MAX_SLOT, PciAddress
 from hook.guest import MARKER, Controller, GuestAddress, Model
 from hook.layout import ExpanderShape, Slot, Switch
 
-MAX_INDEX = 255  # libvirt: PCI controller index … too high, maximum is 255
 # q35 puts SATA and LPC on 0x1f, ICH9 USB on 0x1a and 0x1d, ICH9 sound on 0x1b and the first video on 0x01
 # (libvirt qemuDomainValidateDevicePCISlotsQ35); 0x00 is the host bridge.
 _RESERVED_ROOT_SLOTS = frozenset({0x00, 0x01, 0x1A, 0x1B, 0x1D, 0x1F})
@@ -30,9 +29,13 @@ _ALIAS_WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What a domain leaves free for the hook's controllers."""
+    """What a domain leaves free for the hook's controllers.
 
-    first_indexes: tuple[int, ...]  # where to look for free indexes, best first
+    Every index below first_index and every taken one may be a bridge of pcie.0, so first_bus is above them all.
+    Indexes end at 255 as buses do: where there are enough buses in a row, there are enough indexes.
+    """
+
+    first_index: int  # where to look for free indexes
     taken_indexes: frozenset[int]
     taken_root_slots: frozenset[int]  # slots of pcie.0
     seated_ports: tuple[GuestAddress, ...]  # root ports of others on pcie.0
@@ -103,14 +106,10 @@ def number(shapes: Sequence[ExpanderShape], room: Room) -> Numbered | Shortage:
     first_bus = _free_buses(room, sum(buses))
     if first_bus is None:
         return Shortage("guest bus numbers in a row", sum(buses), _free_bus_count(room))
-    first_index = next((i for start in room.first_indexes if (i := _free_block(room, start, sum(buses)))), None)
-    if first_index is None:
-        free = sum(index not in room.taken_indexes for index in range(min(room.first_indexes), MAX_INDEX + 1))
-        return Shortage("PCI controller indexes in a row", sum(buses), free)
     root_slots = _root_slots(room)
     if len(shapes) > len(root_slots):
         return Shortage("slots of pcie.0 for expanders", len(shapes), len(root_slots))
-    run = _Run(aliases=room.aliases, next_index=first_index)
+    run = _Run(aliases=room.aliases, next_index=_free_block(room, sum(buses)))
     for shape, window, slot in zip(shapes, buses, root_slots, strict=False):
         run.expander(shape, GuestAddress(0, slot), first_bus, window)
         first_bus += window
@@ -149,15 +148,16 @@ def _free_bus_count(room: Room) -> int:
     return sum(bus not in used for bus in range(room.first_bus, MAX_BUS + 1))
 
 
-def _free_block(room: Room, start: int, size: int) -> int | None:
-    """The lowest index from `start` on where `size` indexes in a row are free."""
+def _free_block(room: Room, size: int) -> int:
+    """The lowest index from the first one on where `size` indexes in a row are free."""
+    start = room.first_index
     for index in sorted(room.taken_indexes):
         if index < start:
             continue
         if index - start >= size:
             break
         start = index + 1
-    return start if start + size - 1 <= MAX_INDEX else None
+    return start
 
 
 @dataclass

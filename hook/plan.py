@@ -644,7 +644,6 @@ class _Planner:
             )
             taken |= {controller.index for controller in kept}
         earlier = [controller.index for controller in own if controller.index > last_kept]
-        lowest = first_index(seen, ())
         start = min(earlier, default=0) or first_index(seen, taken)
         unmoved = [controller.address for controller in foreign]
         unmoved += [endpoint.address for endpoint in guest.endpoints if endpoint.key not in moved]
@@ -652,7 +651,7 @@ class _Planner:
         highest_root_bridge = max(KUBEVIRT_LAST_PORT_INDEX, start - 1, seen.ports + 1, *taken, 0)
         return (
             Room(
-                first_indexes=(start, lowest),
+                first_index=start,
                 taken_indexes=frozenset(taken),
                 taken_root_slots=frozenset(a.slot for a in unmoved if a is not None and a.bus == 0),
                 seated_ports=tuple(
