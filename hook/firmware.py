@@ -73,8 +73,9 @@ def _window(sizes_bytes: Sequence[int]) -> int:
 def _linux_window(sizes_bytes: Sequence[int]) -> int:
     """The window that Linux makes for these BARs; at least one."""
     aligned: dict[int, int] = {}
-    for alignment in map(_alignment, sizes_bytes):
-        aligned[alignment] = aligned.get(alignment, 0) + alignment
+    for size_bytes in sizes_bytes:
+        alignment = _alignment(size_bytes)
+        aligned[alignment] = aligned.get(alignment, 0) + size_bytes
     step, before, granularity = _BRIDGE_WINDOW_BYTES, 0, _BRIDGE_WINDOW_BYTES
     while step <= max(aligned):
         if not before:

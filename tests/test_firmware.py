@@ -42,6 +42,7 @@ def space(
         pytest.param([function()], 0, id="a device without such a BAR"),
         pytest.param([function(64 * GIB)], 64 * GIB, id="one BAR"),
         pytest.param([function(48 * GIB)], 64 * GIB, id="a size that is no power of two is rounded up"),
+        pytest.param([function(2 * MIB + 1)], 4 * MIB, id="even by one byte"),
         pytest.param([function(128 * GIB, 32 << 20)], 256 * GIB, id="a small one beside it costs an alignment"),
         pytest.param([function(64 * GIB)] * 8, 512 * GIB, id="eight devices"),
     ],
@@ -108,6 +109,7 @@ def test_the_room_that_firmware_makes(arch: str, given: AddressSpace, window: in
         pytest.param([(64 * GIB, 32 * MIB, 16 * MIB)], True, id="A100"),
         pytest.param([(16 << 10, 4 << 10)], False, id="all below 1 MiB"),
         pytest.param([(32 * MIB,), (1 * MIB,)], True, id="functions of one card"),
+        pytest.param([(4 * MIB, *[64 << 10] * 3)], True, id="three much smaller than 1 MiB"),
     ],
 )
 def test_windows_that_linux_on_aarch64_makes_larger(functions: list[tuple[int, ...]], tight: bool) -> None:
@@ -136,7 +138,9 @@ def test_roms_take_room_below_4_gib(sizes: tuple[int, ...], rom: int, tight: boo
         pytest.param((16 * MIB, 1 * MIB), 24 * MIB, id="0x01800000"),
         pytest.param((64 * MIB, 1 * MIB), 96 * MIB, id="0x06000000"),
         pytest.param((1 * MIB, 256 << 10), 2 * MIB, id="0x00200000"),
-        pytest.param((16 * MIB,), 16 * MIB, id="0x01000000"),
+        pytest.param((16 * MIB,), 16 * MIB, id="0x01000000, one BAR"),
+        pytest.param((4 * MIB, *[64 << 10] * 3), 6 * MIB, id="0x00600000"),
+        pytest.param((8 * MIB, 2 * MIB, 2 * MIB, 1 * MIB, 1 * MIB), 16 * MIB, id="0x01000000"),
         # By calculate_mem_align.
         pytest.param((16 << 10,), MIB, id="less than a bridge can have"),
         pytest.param((32 * MIB, 32 * MIB), 64 * MIB, id="equal"),
@@ -144,6 +148,7 @@ def test_roms_take_room_below_4_gib(sizes: tuple[int, ...], rom: int, tight: boo
         pytest.param((64 * GIB, 32 * MIB, 16 * MIB), 96 * GIB, id="A100"),
         pytest.param((8 * MIB, 4 * MIB, 2 * MIB, 1 * MIB), 15 * MIB, id="a staircase"),
         pytest.param((4 * MIB, *[1 * MIB] * 6), 10 * MIB, id="many small ones before a large one"),
+        pytest.param((4 * MIB, 1 * MIB, 1 * MIB, 4 << 10), 7 * MIB, id="what is smaller than 1 MiB counts as it is"),
     ],
 )
 def test_windows_that_linux_makes(sizes: tuple[int, ...], window: int) -> None:
