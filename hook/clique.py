@@ -78,6 +78,6 @@ def _is_candidate(device: DevicePlan, function: PciFunction) -> bool:
     return (
         device.hostdev.kind is Kind.PCI
         and function.vendor == _NVIDIA
-        and (function.class_code or 0) >> 16 == _DISPLAY_CLASS
+        and function.base_class == _DISPLAY_CLASS
         and not function.is_virtual_function
     )

@@ -69,14 +69,19 @@ class PciFunction:
     iommu_group: int | None = None  # iommu_group, the target's name
 
     @property
+    def base_class(self) -> int | None:
+        """The first byte of class (PCI Code and ID Assignment 1); None if unknown."""
+        return self.class_code >> 16 if self.class_code is not None else None
+
+    @property
     def is_gpu(self) -> bool:
         """True for display controllers and processing accelerators."""
-        return self.class_code is not None and self.class_code >> 16 in _GPU_CLASSES
+        return self.base_class in _GPU_CLASSES
 
     @property
     def is_network(self) -> bool:
         """True for network controllers."""
-        return self.class_code is not None and self.class_code >> 16 == _NETWORK_CLASS
+        return self.base_class == _NETWORK_CLASS
 
     @property
     def has_io_bar(self) -> bool:
@@ -108,6 +113,16 @@ class HostTopology:
         """A host of which nothing was read."""
         return cls(functions={}, mediated_devices={}, nodes={})
 
+    def function_of(self, source: PciAddress | str) -> PciFunction | None:
+        """The function that a hostdev's source names: itself, or the parent of an mdev; None if unknown."""
+        address = source if isinstance(source, PciAddress) else self.mediated_devices.get(source)
+        return self.functions.get(address) if address is not None else None
+
+    def physical_of(self, function: PciFunction) -> PciFunction | None:
+        """The physical function of a VF; None for others, and if unknown."""
+        address = function.physical_function
+        return self.functions.get(address) if address is not None else None
+
     def node_of(self, address: PciAddress) -> tuple[int, NodeSource] | None:
         """Host node of a function and what says so, or None when nothing does.
 
@@ -120,7 +135,7 @@ class HostTopology:
             return None
         if function.numa_node is not None:
             return function.numa_node, NodeSource.NUMA_NODE
-        physical = self.functions.get(function.physical_function) if function.physical_function else None
+        physical = self.physical_of(function)
         if physical is not None and physical.numa_node is not None:
             return physical.numa_node, NodeSource.PHYSICAL_FUNCTION
         for bridge in reversed(function.above):

@@ -126,8 +126,7 @@ def _is_listed(function: PciFunction) -> bool:
 
 def _linked(host: HostTopology, function: PciFunction) -> PciFunction:
     """The function whose link this one uses: a VF has none of its own."""
-    physical = host.functions.get(function.physical_function) if function.physical_function is not None else None
-    return physical or function
+    return host.physical_of(function) or function
 
 
 def _link(host: HostTopology, function: PciFunction | None) -> Link:
