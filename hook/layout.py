@@ -21,7 +21,7 @@ class Placed:
     key: int
     cell: int
     function: PciFunction
-    is_whole: bool  # False for an mdev, which has a port of its own
+    is_whole: bool  # False for an mdev and a VF, which have a port each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def _cards(members: Iterable[Placed]) -> dict[Slot, Placed]:
         card: tuple[int, ...] = address.card
         # What stands twice in the domain can share no slot with itself.
         is_there = any(other.function.address == address for other in cards.get(card, ()))
-        if not device.is_whole or device.function.is_virtual_function or is_there:
+        if not device.is_whole or is_there:
             card = (*card, address.function, device.key)
         cards.setdefault(card, []).append(device)
     return {Slot(devices=_functions(functions)): functions[0] for functions in cards.values()}

@@ -52,10 +52,8 @@ class DevicePlan:
     address: GuestAddress | None = None  # in the answer; None: libvirt chooses
 
     def function(self, host: HostTopology) -> PciFunction | None:
-        """The host function that stands for the device: itself, or the parent of an mdev; None if unknown."""
-        source = self.hostdev.source
-        address = source if isinstance(source, PciAddress) else host.mediated_devices.get(source)
-        return host.functions.get(address) if address is not None else None
+        """The host function that stands for the device, as HostTopology.function_of says."""
+        return host.function_of(self.hostdev.source)
 
 
 def _guest_function(
@@ -248,6 +246,12 @@ def _not_applicable(guest: GuestDomain, config: Config) -> Finding | None:
     return None
 
 
+def _is_whole(hostdev: Hostdev, function: PciFunction) -> bool:
+    """False for an mdev and a VF, which share no slot with others of their card."""
+    is_virtual_function = hostdev.is_virtual_function or function.is_virtual_function
+    return hostdev.kind is Kind.PCI and not is_virtual_function
+
+
 @dataclass(slots=True)
 class _Planner:
     guest: GuestDomain
@@ -354,10 +358,10 @@ class _Planner:
 
     def _sharing_a_port(self, hostdev: Hostdev, function: PciFunction) -> list[PciFunction]:
         """The functions of its card that the VM has, itself included, as the layouts put them together."""
-        if hostdev.is_virtual_function or function.is_virtual_function:
+        if not _is_whole(hostdev, function):
             return [function]
-        sources = [h.source for h in self.guest.hostdevs if isinstance(h.source, PciAddress)]
-        return [self.host.functions[a] for a in sources if a in self.host.functions and a.card == function.address.card]
+        known = [(h, f) for h in self.guest.hostdevs if (f := self.host.function_of(h.source)) is not None]
+        return [f for h, f in known if f.address.card == function.address.card and _is_whole(h, f)]
 
     def _placed(self, device: DevicePlan, function: PciFunction, node: int) -> DevicePlan:
         cell = self.cells.cell_of_node.get(node)
@@ -375,7 +379,7 @@ class _Planner:
                 key=device.hostdev.key,
                 cell=cell,
                 function=function,
-                is_whole=device.hostdev.kind is Kind.PCI and not device.hostdev.is_virtual_function,
+                is_whole=_is_whole(device.hostdev, function),
             )
         )
         return replace(device, action=Action.PLACED, reason=reason, cell=cell)

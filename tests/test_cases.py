@@ -60,10 +60,14 @@ IO_BAR = "0x0000000000003000 0x000000000000307f 0x0000000000040101"
 FIFTEEN = [f"pci0000:40/0000:40:{n:02x}.0/0000:{n + 0x41:02x}:00.0" for n in range(15)]
 WITH_IO = FIFTEEN[:10]
 AARCH64: dict[str, Any] = {"arch": "aarch64", "machine": "virt", "is_efi": True}
-_BAR = {size: f"{size:#018x} {2 * size - 1:#018x} 0x000000000014220c" for size in (1 << 20, 1 << 24, 1 << 25, 1 << 36)}
 _NO_BAR = f"{0:#018x} {0:#018x} {0:#018x}"
 _SMALL_BAR = "0x0000000010000000 0x0000000010ffffff 0x0000000000040200"
 _ROM = "0x0000000020000000 0x000000002007ffff 0x0000000000046200"
+
+
+def _bar(size_bytes: int) -> str:
+    """A 64-bit prefetchable BAR in `resource`."""
+    return f"{size_bytes:#018x} {2 * size_bytes - 1:#018x} 0x000000000014220c"
 
 
 def _with_bars(node: int, *lines: str) -> dict[str, object]:
@@ -72,11 +76,11 @@ def _with_bars(node: int, *lines: str) -> dict[str, object]:
 
 TIGHT = host(
     {
-        A_PATH: _with_bars(0, _BAR[1 << 24], _BAR[1 << 36], _NO_BAR, _BAR[1 << 25]),
+        A_PATH: _with_bars(0, _bar(1 << 24), _bar(1 << 36), _NO_BAR, _bar(1 << 25)),
         B_PATH: _with_bars(1, _SMALL_BAR, *[_NO_BAR] * 5, _ROM),
-        "pci0000:40/0000:40:02.0/0000:42:00.0": _with_bars(0, _BAR[1 << 25], *[_NO_BAR] * 5, _ROM),
-        "pci0000:40/0000:40:03.0/0000:43:00.0": _with_bars(0, _BAR[1 << 25]),
-        "pci0000:40/0000:40:03.0/0000:43:00.1": _with_bars(0, _BAR[1 << 20]),
+        "pci0000:40/0000:40:02.0/0000:42:00.0": _with_bars(0, _bar(1 << 25), *[_NO_BAR] * 5, _ROM),
+        "pci0000:40/0000:40:03.0/0000:43:00.0": _with_bars(0, _bar(1 << 25)),
+        "pci0000:40/0000:40:03.0/0000:43:00.1": _with_bars(0, _bar(1 << 20)),
     }
 )
 MANY = {f"pci0000:40/0000:40:{n // 8:02x}.{n % 8}/0000:{n + 0x41:02x}:00.0": 0 for n in range(33)}
@@ -465,6 +469,12 @@ CASES: dict[str, Case] = {
         LARGE_BARS,
         {"maxphysaddr": "auto"},
     ),
+    "large-bars-just-fit": Case(
+        "BARs of 64, 32, 16 and 8 GiB: OVMF has 128 GiB, less 8 for 16 hot-pluggable ports",
+        vm([hostdev(path.rpartition("/")[2]) for path in FIFTEEN[:4]], cpu_mode="host-model", is_efi=True),
+        host({path: _with_bars(0, _bar(8 << (30 + n))) for n, path in enumerate(FIFTEEN[:4])}),
+        {"maxphysaddr": "auto"},
+    ),
     "large-bars-of-a-vf": Case(
         "the BAR of 512 GiB is a virtual function's, and the guest sees it all the same",
         vm([hostdev(A, "vf", prefix="ua-sriov-")], cpu_mode="custom"),
@@ -493,6 +503,11 @@ CASES: dict[str, Case] = {
         host({path: {"numa_node": 0, "resource": IO_BAR} for path in WITH_IO}),
         vmi=annotated(risky_bars="place"),
     ),
+    "io-space-just-fits": Case(
+        "fourteen devices have I/O BARs, as many as SeaBIOS can bear",
+        vm([hostdev(path.rpartition("/")[2]) for path in FIFTEEN[:14]]),
+        host({path: {"numa_node": 0, "resource": IO_BAR} for path in FIFTEEN[:14]}),
+    ),
     "io-space": Case(
         "fifteen devices have I/O BARs, one more than SeaBIOS can bear; the last is excluded and counts all the same",
         vm([hostdev(path.rpartition("/")[2]) for path in FIFTEEN]),
@@ -509,11 +524,39 @@ CASES: dict[str, Case] = {
             }
         ),
     ),
+    "mmio32-window-just-fits": Case(
+        "32-bit BARs of 512 and 256 MiB: 768 MiB are all that there is below 4 GiB",
+        vm([GPU_A, GPU_B]),
+        host(
+            {
+                A_PATH: {"numa_node": 0, "resource": "0x00000000c0000000 0x00000000dfffffff 0x0000000000040200"},
+                B_PATH: {"numa_node": 1, "resource": "0x00000000c0000000 0x00000000cfffffff 0x0000000000040200"},
+            }
+        ),
+    ),
     "tight-window-aarch64": Case(
         "a GPU with BARs of several sizes, one with a ROM beside its BAR, a NIC with one BAR, a card whose two "
         "functions differ: Linux on aarch64 has room for the NIC alone",
         vm([GPU_A, GPU_B, *(hostdev(a) for a in ("0000:42:00.0", "0000:43:00.0", "0000:43:00.1"))], **AARCH64),
         TIGHT,
+    ),
+    "tight-window-of-a-pf-with-vfs": Case(
+        "a PF, a VF that sysfs knows and one that the XML knows have numbers of one slot, and a port each in the guest",
+        vm(
+            [
+                hostdev("0000:43:00.0"),
+                hostdev("0000:43:00.1"),
+                hostdev("0000:43:00.2", "vf", prefix="ua-sriov-"),
+            ],
+            **AARCH64,
+        ),
+        host(
+            {
+                "pci0000:40/0000:40:03.0/0000:43:00.0": _with_bars(0, _bar(1 << 25)),
+                "pci0000:40/0000:40:03.0/0000:43:00.1": {**_with_bars(0, _bar(1 << 20)), "physfn": "0000:43:00.0"},
+                "pci0000:40/0000:40:03.0/0000:43:00.2": _with_bars(0, _bar(1 << 20)),
+            }
+        ),
     ),
     "tight-window-place": Case(
         "the same devices, and the user knows that the guest's kernel keeps the firmware's layout",

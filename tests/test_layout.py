@@ -10,7 +10,7 @@ from hook.layout import ExpanderShape, Placed, Slot, Switch, fused_bridges, shap
 EMPTY = HostTopology.empty()
 
 
-def function(path: str, *, physical: str | None = None, chip: tuple[int, int, int, int] | None = None) -> PciFunction:
+def function(path: str, *, chip: tuple[int, int, int, int] | None = None) -> PciFunction:
     """A function at `pci0000:40/0000:40:01.0/…`; chip: vendor, device, subsystem vendor and device."""
     root, *parts = path.split("/")
     *bridges, address = (PciAddress.parse(part) for part in parts)
@@ -20,7 +20,6 @@ def function(path: str, *, physical: str | None = None, chip: tuple[int, int, in
         root=f"devices/{root}",
         above=tuple(bridges),
         bridges=tuple(bridges),
-        physical_function=PciAddress.parse(physical) if physical else None,
         vendor=vendor,
         device=device,
         subsystem_vendor=subsystem_vendor,
@@ -28,8 +27,8 @@ def function(path: str, *, physical: str | None = None, chip: tuple[int, int, in
     )
 
 
-def placed(key: int, path: str, *, cell: int = 0, is_whole: bool = True, physical: str | None = None) -> Placed:
-    return Placed(key=key, cell=cell, function=function(path, physical=physical), is_whole=is_whole)
+def placed(key: int, path: str, *, cell: int = 0, is_whole: bool = True) -> Placed:
+    return Placed(key=key, cell=cell, function=function(path), is_whole=is_whole)
 
 
 def slot(*keys: int) -> Slot:
@@ -78,7 +77,7 @@ def test_functions_of_one_card_share_a_slot_and_vfs_and_mdevs_do_not() -> None:
     devices = [
         placed(0, A1),
         placed(1, A0),
-        placed(2, A0.replace("00.0", "00.2"), physical="0000:41:00.0"),
+        placed(2, A0.replace("00.0", "00.2"), is_whole=False),
         placed(3, A0, is_whole=False),
         placed(4, A0, is_whole=False),
     ]
