@@ -14,12 +14,25 @@ from hook.config import Config, Layout, Mode, Policy, TopologyFile
 from hook.define import Outcome, define_domain
 from hook.errors import StrictRefusal
 from hook.guest import FwCfgLine
-from hook.nccl import CREDENTIAL, PATH, RAW_ENTRY, NcclSystem, fw_cfg_lines, guest_system, host_system, obstacle
+from hook.nccl import (
+    CREDENTIAL,
+    PATH,
+    RAW_ENTRY,
+    CpuNode,
+    Link,
+    NcclSystem,
+    PciNode,
+    fw_cfg_lines,
+    guest_system,
+    host_system,
+    obstacle,
+)
+from hook.plan import Action
 from hook.recording import parse_recording
 from hook.render import plan_matrices
 from hook.sysfs import all_functions, read_host
 from tests import nccl_table
-from tests.build import host, hostdev, mdev, vm
+from tests.build import controller, host, hostdev, mdev, vm
 from tests.golden import check, check_names
 from tests.machines import FOLDER, NAMES, machine
 from tests.nccl import MAX_NODES, Element, Refused, ratings, read
@@ -246,10 +259,10 @@ def run(devices: Mapping[str, object], xml: bytes, config: Config = NCCL, extra:
 def file_of(outcome: Outcome) -> str:
     """What the guest will find, by both ways."""
     lines = {line.entry: line for line in outcome.plan.fw_cfg}
-    raw = base64.b64decode(lines[RAW_ENTRY].text).decode()
+    raw = base64.b64decode(lines[RAW_ENTRY].text, validate=True).decode()
     words = lines[CREDENTIAL].text.split(" ")
     assert words[:6] == ["f~", PATH, "0644", "root", "root", "-"]
-    assert base64.b64decode(words[6]).decode() == raw
+    assert base64.b64decode(words[6], validate=True).decode() == raw
     assert len(words) == 7
     return raw
 
@@ -303,6 +316,14 @@ def test_a_link_is_as_fast_as_its_slower_end() -> None:
     assert links(run(devices, vm([hostdev(A, "gpu")])))["0000:ff:00.0"] == ("2.5 GT/s PCIe", "4")
 
 
+@pytest.mark.parametrize("speed", ["2.5", "5.0", "8.0", "16.0", "32.0", "64.0"])
+def test_a_speed_is_written_as_the_kernel_shows_it(speed: str) -> None:
+    link = {"max_link_speed": f"{speed} GT/s PCIe", "max_link_width": "16"}
+    outcome = run({PORT: {"class": "0x060400", **link}, f"{PORT}/{A}": {**GPU, **link}}, vm([hostdev(A, "gpu")]))
+
+    assert links(outcome) == {"0000:ff:00.0": (f"{speed} GT/s PCIe", "16")}
+
+
 @pytest.mark.parametrize("speed", ["Unknown", "Unknown speed"])
 def test_an_end_that_says_unknown_does_not_count(speed: str) -> None:
     devices = {
@@ -334,13 +355,16 @@ def test_a_vf_has_the_link_of_its_physical_function() -> None:
     pf, vf = f"{PORT}/0000:41:00.0", f"{PORT}/0000:41:00.2"
     devices = {
         PORT: {"class": "0x060400", **FAST},
-        pf: {**NIC, **FAST},
+        pf: {**NIC, "max_link_speed": "16.0 GT/s PCIe", "max_link_width": "8"},
         vf: {**NIC, "max_link_speed": "Unknown", "max_link_width": "0", "physfn": "0000:41:00.0"},
         f"pci0000:50/{A}": {**GPU, **FAST},
     }
     xml = vm([hostdev("0000:41:00.2", "net", prefix="ua-sriov-"), hostdev(A, "gpu")])
 
-    assert set(links(run(devices, xml)).values()) == {("32.0 GT/s PCIe", "16")}
+    assert links(run(devices, xml)) == {
+        "0000:fe:00.0": ("16.0 GT/s PCIe", "8"),
+        "0000:ff:00.0": ("32.0 GT/s PCIe", "16"),
+    }
 
 
 def test_ports_of_one_card_are_one_node() -> None:
@@ -364,6 +388,35 @@ def test_a_vgpu_has_its_parents_place() -> None:
     outcome = run({**bridges(), below(A, 0): {**GPU, **FAST}}, vm([mdev(uuid, "vgpu")]), extra=extra)
 
     assert list(links(outcome)) == ["ffff:ff:00.0", "0000:ff:00.0"]
+
+
+def test_two_vgpus_of_one_gpu_are_two_nodes() -> None:
+    uuids = [f"c1d2e3f4-0000-4000-8000-00000000000{n}" for n in (1, 2)]
+    parent = below(A, 0)
+    extra = "".join(f"bus/mdev/devices/{uuid} -> ../../../devices/{parent}/{uuid}\n" for uuid in uuids)
+    outcome = run({**bridges(), parent: {**GPU, **FAST}}, vm([mdev(uuid) for uuid in uuids]), extra=extra)
+
+    assert list(links(outcome)) == ["ffff:ff:00.0", "0000:fe:00.0", "0000:ff:00.0"]
+
+
+def test_a_slot_of_the_made_up_bus_has_one_switch() -> None:
+    """A bus has 32 slots; the 33rd switch is on the bus below."""
+    devices = {}
+    for n in range(33):
+        switch = f"pci0000:40/0000:40:{n % 32:02x}.{n // 32}/0000:{0x41 + n:02x}:00.0"
+        devices[f"{switch}/0000:{0x70 + n:02x}:00.0/0000:{0xA0 + n:02x}:00.0"] = {**GPU, **FAST}
+    outcome = run(devices, vm([hostdev(path.rpartition("/")[2]) for path in devices]))
+
+    assert [busid for busid in links(outcome) if busid.startswith("ffff:")] == [
+        *(f"ffff:ff:{slot:02x}.0" for slot in range(32)),
+        "ffff:fe:00.0",
+    ]
+
+
+def test_a_guest_whose_cell_has_no_vcpus_has_an_empty_mask() -> None:
+    outcome = run({f"{PORT}/{A}": {**GPU, **FAST}}, vm([hostdev(A, "a")], memnodes={0: "0"}, cells={0: ""}))
+
+    assert read(file_of(outcome)).children[0].attributes == {"numaid": "0", "affinity": "00000000"}
 
 
 def test_one_switch_whose_devices_go_to_two_cells_is_there_twice() -> None:
@@ -409,6 +462,30 @@ def test_gpus_and_nics_that_are_not_placed_are_named() -> None:
         ).plan.findings
         if finding.code == "not-in-topology-file"
     ] == ["d1"]
+
+
+def test_what_others_placed_and_what_sysfs_does_not_know_is_not_in_the_file() -> None:
+    """Nor does it matter that nobody knows how fast their links are."""
+    theirs = [
+        controller(1, "pcie-expander-bus", "00:05.0", bus_nr=100, node=0),
+        controller(2, "pcie-root-port", "01:00.0"),
+        hostdev(B, "b", address="02:00.0"),
+        hostdev("0000:99:00.0", "ghost"),
+    ]
+    devices = {PORT: {"class": "0x060400", **FAST}, f"{PORT}/{A}": {**GPU, **FAST}, f"pci0000:50/{B}": GPU}
+    outcome = run(devices, vm([*theirs, hostdev(A, "a")]))
+
+    assert [(device.hostdev.name, device.action) for device in outcome.plan.devices] == [
+        ("b", Action.KEPT),
+        ("ghost", Action.LEFT),
+        ("a", Action.PLACED),
+    ]
+    assert list(links(outcome)) == ["0000:ff:00.0"]
+    assert [(f.code, f.subject) for f in outcome.plan.findings] == [
+        ("unknown-device", "ghost"),
+        ("not-in-topology-file", "b"),
+        ("not-in-topology-file", "ghost"),
+    ]
 
 
 def test_a_vm_with_amd_gpus_gets_the_version_that_rccl_reads() -> None:
@@ -458,6 +535,17 @@ def test_more_than_nccl_can_read_is_left_out() -> None:
     assert b"fwcfg" not in outcome.xml
 
 
+def test_as_much_as_nccl_can_read_is_given() -> None:
+    gpu = PciNode(address=PciAddress(0, 1, 0, 0), class_code=0x030200, link=Link(speed_mts=None, width=None))
+    lines = [FwCfgLine(entry="opt/x", start="", text="")]
+    fits, too_many = (
+        NcclSystem(version=1, cpus=(CpuNode(numa_id=0, affinity=None, children=(gpu,) * n),)) for n in (254, 255)
+    )
+
+    assert obstacle(fits, lines) is None
+    assert obstacle(too_many, lines) == "it has 257 nodes, and NCCL reads at most 256"
+
+
 def test_strict_refuses_a_vm_whose_file_is_left_out() -> None:
     devices, xml = crowd()
 
@@ -500,6 +588,30 @@ def test_a_switch_that_sysfs_does_not_list_has_its_address_alone_in_a_hosts_file
         ("0000:41:00.0", "0x060400", ""),
         ("0000:43:00.0", "0x030200", ""),
     ]
+
+
+def test_the_node_of_a_hosts_device_is_that_of_its_outermost_switch() -> None:
+    """Here the GPU itself says -1, the NIC has no switch, and the only node has no CPUs."""
+    devices = {
+        SWITCH: {"class": "0x060400", "numa_node": 1},
+        f"{SWITCH}/0000:42:00.0": {"class": "0x060400", "numa_node": -1},
+        below(A, 0): {**GPU, "numa_node": -1},
+        "pciffff:00/ffff:00:01.0": {**NIC, "numa_node": -1},
+    }
+    tree = parse_recording(host(devices, nodes={1: ""}))
+
+    assert host_system(read_host(tree, all_functions(tree), ())).text() == (
+        '<system version="1">\n'
+        '  <cpu numaid="-1">\n'
+        '    <pci busid="ffff:00:01.0" class="0x020000" link_speed="" link_width="0"/>\n'
+        "  </cpu>\n"
+        '  <cpu numaid="1" affinity="00000000">\n'
+        '    <pci busid="0000:41:00.0" class="0x060400" link_speed="" link_width="0">\n'
+        '      <pci busid="0000:43:00.0" class="0x030200" link_speed="" link_width="0"/>\n'
+        "    </pci>\n"
+        "  </cpu>\n"
+        "</system>\n"
+    )
 
 
 # The option.
