@@ -494,10 +494,11 @@ class _Planner:
         ports = min((controller.index for controller in numbered.controllers), default=KUBEVIRT_PORTS + 1) - 1
         is_maxphysaddr_added = self._needs_maxphysaddr(passed, ports)
         self._check_small_bars(passed)
-        plan = Plan(
+        controllers = (*bridge, *numbered.controllers)
+        return Plan(
             layout=layout,
-            is_changed=False,
-            controllers=(*bridge, *numbered.controllers),
+            is_changed=bool(distances) or is_maxphysaddr_added or self._differs(controllers, devices),
+            controllers=controllers,
             expanders=numbered.expanders,
             devices=devices,
             findings=tuple(self.findings),
@@ -505,7 +506,6 @@ class _Planner:
             distances=distances,
             is_maxphysaddr_added=is_maxphysaddr_added,
         )
-        return replace(plan, is_changed=self._differs(plan))
 
     def _is_switch_risky(self, shapes: Sequence[ExpanderShape]) -> bool:
         """True where a switch, with ports for BARs of several sizes below it, may leave them without room."""
@@ -602,26 +602,22 @@ class _Planner:
             else d
             for d in self.decided
         )
-        plan = Plan(
+        return Plan(
             layout=self.config.layout,
-            is_changed=False,
+            is_changed=self._differs((), devices),
             controllers=(),
             expanders=(),
             devices=devices,
             findings=tuple(self.findings),
         )
-        return replace(plan, is_changed=self._differs(plan))
 
-    def _differs(self, plan: Plan) -> bool:
-        if plan.distances or plan.is_maxphysaddr_added:
-            return True
-        own = tuple(sorted((c for c in self.guest.controllers if c.is_own), key=lambda c: c.index))
-        if own != tuple(sorted(plan.controllers, key=lambda c: c.index)):
-            return True
-        return any(
+    def _differs(self, controllers: Sequence[Controller], devices: Sequence[DevicePlan]) -> bool:
+        """True when the domain has other controllers of the hook, or its devices other places."""
+        own = sorted((c for c in self.guest.controllers if c.is_own), key=lambda c: c.index)
+        return own != sorted(controllers, key=lambda c: c.index) or any(
             d.hostdev.address != d.address
             or (d.place is not None and d.hostdev.is_multifunction != d.place.is_multifunction)
-            for d in plan.devices
+            for d in devices
         )
 
     def _room(self) -> tuple[Room, tuple[Controller, ...]]:
@@ -639,20 +635,19 @@ class _Planner:
             # No address: libvirt gives the bridge the free root port with the lowest index, as it does without the
             # hook. That port must be in the XML: libvirt 9.0 lists those that it adds behind the bridge, and QEMU
             # then does not find the bridge's bus.
-            port = next((index for index in range(1, seen.bridge_index) if index not in taken), None)
+            port = next(index for index in range(1, seen.bridge_index) if index not in taken)
             models = {port: Model.ROOT_PORT, seen.bridge_index: Model.PCI_BRIDGE}
             kept = tuple(
                 Controller(index=index, model=model, alias=own_alias(model, index, guest.aliases))
                 for index, model in models.items()
-                if index is not None
             )
             taken |= {controller.index for controller in kept}
         earlier = [controller.index for controller in own if controller.index > last_kept]
-        start = min(earlier, default=0) or first_index(seen, taken)
+        start = min(earlier) if earlier else first_index(seen, taken)
         unmoved = [controller.address for controller in foreign]
         unmoved += [endpoint.address for endpoint in guest.endpoints if endpoint.key not in moved]
         seated = {controller.index for controller in foreign if controller.address is not None}
-        highest_root_bridge = max(KUBEVIRT_LAST_PORT_INDEX, start - 1, seen.ports + 1, *taken, 0)
+        highest_root_bridge = max(KUBEVIRT_LAST_PORT_INDEX, start - 1, seen.ports + 1, *taken)
         return (
             Room(
                 first_index=start,

@@ -155,9 +155,13 @@ def forecast(controllers: Sequence[Controller], endpoints: Sequence[Endpoint], m
     """
     has_bridge = any(controller.model in _CONVENTIONAL_MODELS for controller in controllers)
     others = {controller.index: controller for controller in controllers if not controller.is_own}
-    last_index = max(others, default=0)
-    addresses = [device.address for device in endpoints] + [controller.address for controller in others.values()]
-    used = {address.bus for address in addresses if address is not None}
+    own = {controller.index for controller in controllers} - others.keys()
+    # What sits behind the hook's controllers would not be there without them.
+    given = [e.address for e in endpoints if e.key not in moved or e.address is None or e.address.bus not in own]
+    given += [controller.address for controller in others.values()]
+    used = {address.bus for address in given if address is not None}
+    # libvirt adds what an address refers to first (qemuDomainAssignPCIAddresses).
+    last_index = max(others.keys() | used, default=0)
     free = sum(
         index not in used and (index not in others or others[index].model in _PORTS)
         for index in range(1, last_index + 1)

@@ -70,6 +70,15 @@ def _bar(size_bytes: int) -> str:
     return f"{size_bytes:#018x} {2 * size_bytes - 1:#018x} 0x000000000014220c"
 
 
+def _disk(address: str) -> str:
+    """A disk to which the user gave an address."""
+    bus, slot = address.split(":")
+    return (
+        '<disk type="file" device="disk"><source file="/disk.img"/><target dev="vda" bus="virtio"/>'
+        f'<address type="pci" domain="0x0000" bus="0x{bus}" slot="0x{slot[:2]}" function="0x{slot[3:]}"/></disk>'
+    )
+
+
 def _with_bars(node: int, *lines: str) -> dict[str, object]:
     return {"numa_node": node, "resource": "\\n".join(lines)}
 
@@ -444,6 +453,27 @@ CASES: dict[str, Case] = {
                 nic(),
                 GPU_A,
                 '<watchdog model="i6300esb" action="reset"/>',
+            ]
+        ),
+    ),
+    "conventional-nic-beside-a-disk-on-bus-5": Case(
+        "the user gave a disk an address on bus 5, so libvirt adds ports 1 to 5 before the bridge of the e1000 NIC",
+        vm([nic("e1000"), _disk("05:00.0"), GPU_A]),
+    ),
+    "conventional-nic-beside-a-disk-on-bus-1": Case(
+        "the bridge of the e1000 NIC has index 3, because libvirt adds ports 1 and 2 for the disk and the bridge",
+        vm([nic("e1000"), _disk("01:00.0"), GPU_A]),
+    ),
+    "conventional-nic-beside-someone-on-our-index": Case(
+        "a disk sits on the index of a port that was ours, and an e1000 NIC has come, whose bridge has the index 21",
+        vm(
+            [
+                controller(17, "pcie-expander-bus", "00:1e.0", bus_nr=254, node=0, alias="ua-pcie-numa-expander-17"),
+                controller(18, "pcie-root-port", "11:00.0", alias="ua-pcie-numa-port-18"),
+                nic("e1000"),
+                _disk("13:00.0"),
+                GPU_A,
+                GPU_B,
             ]
         ),
     ),
