@@ -398,6 +398,11 @@ def situations(draw: st.DrawFn) -> Situation:
     for kind, count in draw(st.lists(wanted, max_size=4, unique_by=_kind)):
         others += [_OTHERS[kind](n + 30 * list(_OTHERS).index(kind)) for n in range(min(count, _MOST.get(kind, count)))]
     others += draw(st.lists(st.sampled_from(_SINGLES), max_size=3, unique_by=lambda text: text[:12]))
+    gap = draw(st.sampled_from((None, None, 0, 4)))
+    if gap is not None and places.next_index + gap <= 255:
+        # libvirt adds the port of an address that a user gave, and all ports below.
+        address = f'<address type="pci" domain="0" bus="{places.next_index + gap}" slot="0" function="0"/></disk>'
+        others.append(_DISK.format(n="u", letters="zzz", model="").replace("</disk>", address))
     devices = [*passed, *others] if draw(st.booleans()) else [*others, *passed]
     return Situation(
         host=parts,
