@@ -114,6 +114,12 @@ def test_the_error_does_not_repeat_a_long_list() -> None:
 
     assert f"'{'x' * 80}' is not a CPU list like 0-3,8" == str(refusal.value)
 
+    long = "0," * 40 + "3-1"
+    with pytest.raises(ValueError) as refusal:
+        parse_cpu_list(long)
+
+    assert f"'{'0,' * 40}' is not a CPU list: bad range '3-1'" == str(refusal.value)
+
 
 @pytest.mark.parametrize(
     ("cpus", "expected"),

@@ -283,6 +283,29 @@ CASES: dict[str, Case] = {
             ]
         ),
     ),
+    "foreign-window-with-ports": Case(
+        "an expander of somebody else at 250 has two ports, so 253 is the first free bus above it: four are not enough",
+        vm(
+            [
+                controller(1, "pcie-expander-bus", "00:05.0", bus_nr=250, node=1),
+                controller(2, "pcie-root-port", "01:00.0"),
+                controller(3, "pcie-root-port", "01:01.0"),
+                *(hostdev(path.rpartition("/")[2]) for path in FIFTEEN[:3]),
+            ]
+        ),
+        host(dict.fromkeys(FIFTEEN[:3], 0)),
+    ),
+    "foreign-expander-without-bus-number": Case(
+        "libvirt gives it a bus number below ours",
+        vm(
+            [
+                controller(1, "pcie-expander-bus", "00:05.0", node=0),
+                controller(2, "pcie-root-port", "01:00.0"),
+                hostdev(A, "a", address="02:00.0"),
+                GPU_B,
+            ]
+        ),
+    ),
     "devices-gpu": Case(
         "only GPUs and accelerators are wanted; the NIC is left alone",
         vm([GPU_A, hostdev(B, "nic", prefix="ua-hostdevice-")]),
@@ -423,6 +446,28 @@ CASES: dict[str, Case] = {
     "no-slot-left-for-expanders": Case(
         "204 ports without an address fill pcie.0: an expander would get the last of them, and lack a bus",
         vm([*(controller(index, "pcie-root-port") for index in range(1, 205)), GPU_A, GPU_B]),
+    ),
+    "seated-ports-have-room-for-more": Case(
+        "two ports share a slot of pcie.0 and 198 have no address: six find place beside the two, one slot is left",
+        vm(
+            [
+                controller(1, "pcie-root-port", "00:02.0"),
+                controller(2, "pcie-root-port", "00:02.1"),
+                controller(200, "pcie-root-port"),
+                GPU_A,
+            ]
+        ),
+    ),
+    "seated-ports-have-room-for-six": Case(
+        "the same with 199 ports without an address, and no slot is left",
+        vm(
+            [
+                controller(1, "pcie-root-port", "00:02.0"),
+                controller(2, "pcie-root-port", "00:02.1"),
+                controller(201, "pcie-root-port"),
+                GPU_A,
+            ]
+        ),
     ),
     "conventional-nic": Case(
         "an e1000 NIC needs a pcie-to-pci-bridge, which keeps the index that libvirt would give it",

@@ -12,7 +12,7 @@ from hook.address import PciAddress
 from hook.cli import main
 from hook.config import Config, Layout, Mode, Policy, TopologyFile
 from hook.define import Outcome, define_domain
-from hook.errors import StrictRefusal
+from hook.errors import Finding, Severity, StrictRefusal
 from hook.guest import FwCfgLine
 from hook.nccl import (
     CREDENTIAL,
@@ -339,16 +339,18 @@ def test_an_end_that_says_unknown_does_not_count(speed: str) -> None:
     ]
 
 
-def test_a_host_without_link_speeds_is_rated_as_nccl_rates_it_there() -> None:
-    paths = {f"pci0000:40/0000:40:{n:02x}.0/0000:{0x41 + n:02x}:00.0": GPU for n in range(10)}
+@pytest.mark.parametrize(("count", "more"), [(8, ""), (10, " and 2 more")])
+def test_a_host_without_link_speeds_is_rated_as_nccl_rates_it_there(count: int, more: str) -> None:
+    paths = {f"pci0000:40/0000:40:{n:02x}.0/0000:{0x41 + n:02x}:00.0": GPU for n in range(count)}
     names = [path.rpartition("/")[2] for path in paths]
     outcome = run(paths, vm([hostdev(name, f"g{n}") for n, name in enumerate(names)]))
 
     assert set(links(outcome).values()) == {("", "0")}
-    assert codes(outcome) == [
-        f"info [link-speed-unknown] the host does not say the link speed of {', '.join(names[:8])} and 2 more; "
+    message = (
+        f"the host does not say the link speed of {', '.join(names[:8])}{more}; "
         "NCCL takes 8 GT/s for it, as on the host"
-    ]
+    )
+    assert outcome.plan.findings == (Finding(Severity.INFO, "link-speed-unknown", "", message),)
 
 
 def test_a_vf_has_the_link_of_its_physical_function() -> None:
@@ -481,11 +483,12 @@ def test_what_others_placed_and_what_sysfs_does_not_know_is_not_in_the_file() ->
         ("a", Action.PLACED),
     ]
     assert list(links(outcome)) == ["0000:ff:00.0"]
-    assert [(f.code, f.subject) for f in outcome.plan.findings] == [
-        ("unknown-device", "ghost"),
-        ("not-in-topology-file", "b"),
-        ("not-in-topology-file", "ghost"),
-    ]
+    why = "the hook does not place it, so its guest address is unknown; NCCL takes it as the guest's sysfs shows it"
+    assert outcome.plan.findings == (
+        Finding(Severity.WARNING, "unknown-device", "ghost", "sysfs does not know 0000:99:00.0"),
+        Finding(Severity.INFO, "not-in-topology-file", "b", why),
+        Finding(Severity.INFO, "not-in-topology-file", "ghost", why),
+    )
 
 
 def test_a_vm_with_amd_gpus_gets_the_version_that_rccl_reads() -> None:
@@ -498,18 +501,20 @@ def test_a_vm_with_gpus_of_both_makers_gets_none() -> None:
     devices = {f"{PORT}/{A}": {**GPU, "vendor": "0x1002"}, f"pci0000:50/{B}": GPU}
     outcome = run(devices, vm([hostdev(A, "a"), hostdev(B, "b")]))
 
+    why = "NCCL and RCCL look in the same place and refuse each other's files; the VM has GPUs of both"
     assert outcome.plan.fw_cfg == ()
-    assert codes(outcome) == [
-        "warning [topology-file-dropped] the NCCL topology file is left out: NCCL and RCCL look in the same place and "
-        "refuse each other's files; the VM has GPUs of both"
-    ]
+    assert outcome.plan.findings == (
+        Finding(Severity.WARNING, "topology-file-dropped", "", f"the NCCL topology file is left out: {why}"),
+    )
 
 
 def test_a_vm_without_gpus_gets_none() -> None:
     outcome = run({f"{PORT}/{A}": NIC}, vm([hostdev(A, "a")]))
 
     assert outcome.plan.fw_cfg == ()
-    assert codes(outcome) == ["info [topology-file-without-gpu] no GPU is placed, so there is none"]
+    assert outcome.plan.findings == (
+        Finding(Severity.INFO, "topology-file-without-gpu", "", "no GPU is placed, so there is none"),
+    )
 
 
 def crowd() -> tuple[dict[str, object], bytes]:

@@ -3,14 +3,16 @@
 from collections.abc import Mapping
 
 import pytest
+from lxml import etree
 
 from hook import domain
 from hook.address import PciAddress, parse_cpu_list
 from hook.config import Config, Devices, Extra, Layout, Mode, from_flags
 from hook.define import Outcome, define_domain
+from hook.errors import Finding, Severity
 from hook.guest import GuestAddress
 from hook.host import HostTopology, NumaNode, PciFunction
-from hook.plan import Action, map_cells
+from hook.plan import Action, DevicePlan, Plan, map_cells
 from hook.recording import parse_recording
 from tests.build import controller, host, hostdev, nic, vm
 
@@ -223,6 +225,39 @@ def test_a_device_that_is_not_placed_keeps_what_it_has() -> None:
     assert [(d.action, d.place, d.hostdev.address) for d in plan.devices] == [(Action.LEFT, None, GuestAddress(0, 5))]
 
 
+def test_a_plan_that_places_nothing() -> None:
+    xml = vm([hostdev("0000:99:00.0", "ghost")])
+    why = "sysfs does not know 0000:99:00.0"
+
+    assert run(xml).plan == Plan(
+        layout=Layout.NODE,
+        is_changed=False,
+        controllers=(),
+        expanders=(),
+        devices=(DevicePlan(hostdev=domain.parse(xml).guest.hostdevs[0], action=Action.LEFT, reason=why),),
+        findings=(Finding(Severity.WARNING, "unknown-device", "ghost", why),),
+    )
+
+
+@pytest.mark.parametrize("lost", ["address", "multifunction"])
+def test_what_is_lost_of_a_devices_place_is_a_change_though_its_port_is_there(lost: str) -> None:
+    card = host({A_PATH: 0, f"{A_PATH[:-1]}1": 0})
+    first = run(vm([hostdev(A, "a"), hostdev(f"{A[:-1]}1", "b")]), recording=card)
+    root = etree.fromstring(first.xml)
+    device = root.find("devices/hostdev")
+    assert device is not None
+    address = device.find("address")
+    assert address is not None
+    if lost == "address":
+        device.remove(address)
+    else:
+        del address.attrib[lost]
+    second = run(etree.tostring(root), recording=card)
+
+    assert second.plan.is_changed
+    assert domain.parse(second.xml).guest.hostdevs == domain.parse(first.xml).guest.hostdevs
+
+
 @pytest.mark.parametrize("config", [Config(mode=Mode.OFF), Config()], ids=["switched off", "no cell for a node"])
 def test_an_unchanged_plan_has_the_addresses_that_are_there(config: Config) -> None:
     plan = run(vm([hostdev(A, "a", address="01:00.0")], memnodes={}), config).plan
@@ -288,6 +323,51 @@ def test_the_hooks_block_is_behind_a_foreign_port_where_a_bridge_is_kept_too() -
     outcome = run(vm([controller(30, "pcie-root-port"), nic("e1000"), hostdev(A, "a")]))
 
     assert own_indexes(outcome) == [1, 32, 33, 34]
+
+
+@pytest.mark.parametrize(
+    ("others", "count", "available"),
+    [
+        # 100 NICs and the balloon have ports, and a bridge of one of them could have a bus: 103 is the first free one.
+        pytest.param([nic(dev=f"tap{n}") for n in range(100)], 152, 153, id="as many as there are ports of others"),
+        pytest.param([controller(150, "pcie-root-port")], 104, 105, id="a port of others with a high index"),
+    ],
+)
+def test_buses_that_pcie_0_can_reach_are_not_used_though_the_hooks_block_is_lower(
+    others: list[str], count: int, available: int
+) -> None:
+    own = controller(17, "pcie-expander-bus", "00:1e.0", bus_nr=254, node=0, alias="ua-pcie-numa-expander-17")
+    paths = [f"pci0000:40/0000:40:{n // 8:02x}.{n % 8}/0000:{n + 0x41:02x}:00.0" for n in range(count + 1)]
+    devices = [hostdev(path.rpartition("/")[2]) for path in paths]
+    recording = host(dict.fromkeys(paths, 0))
+    fits, too_many = (run(vm([own, *others, *some]), recording=recording) for some in (devices[:-1], devices))
+
+    assert own_indexes(fits) == list(range(17, 17 + count + 1))
+    assert fits.plan.expanders[0].bus_nr == 256 - available
+    assert [f.message for f in too_many.plan.findings if f.code == "no-room"] == [
+        f"layout node does not fit: it needs {count + 2} guest bus numbers in a row, {available} are free"
+    ]
+
+
+def bar(size_bytes: int) -> dict[str, object]:
+    """A device of no known node with one 64-bit prefetchable BAR."""
+    return {"numa_node": -1, "resource": f"{size_bytes:#018x} {2 * size_bytes - 1:#018x} 0x000000000014220c"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "found"),
+    [
+        pytest.param([64 << 30, 32 << 30, 16 << 30, 8 << 30], [], id="120 GiB"),
+        pytest.param([64 << 30, 32 << 30, 16 << 30, 8 << 30, 256 << 20], ["mmio-window"], id="a little more"),
+    ],
+)
+def test_a_vm_of_which_nothing_is_placed_has_sixteen_ports(sizes: list[int], found: list[str]) -> None:
+    """As KubeVirt makes them; each takes half a GiB of OVMF's 128."""
+    devices = {f"pci0000:40/0000:40:{n:02x}.0/0000:{n + 0x41:02x}:00.0": bar(size) for n, size in enumerate(sizes)}
+    xml = vm([hostdev(path.rpartition("/")[2]) for path in devices], is_efi=True, cpu_mode="host-model")
+    outcome = run(xml, recording=host(devices))
+
+    assert codes(outcome) == ["unknown-node"] * len(sizes) + found
 
 
 # One BAR of 256 GiB, which fits below 40 bits, and one of 512 GiB, which does not.
