@@ -18,6 +18,7 @@ from hook.config import (
     Unaligned,
     default_text,
     from_flags,
+    to_annotations,
     with_annotations,
 )
 from hook.errors import ConfigError, Finding, Severity
@@ -102,6 +103,45 @@ def test_a_bad_flag_is_an_error_that_names_it(name: str, text: str, message: str
         from_flags({name: text})
 
     assert message == str(refusal.value)
+
+
+def test_flags_are_written_as_annotations_that_mean_the_same() -> None:
+    flags: Mapping[str, str | Sequence[str] | None] = {
+        "numa-node": ["gpu-1=1", "nic=0"],
+        "exclude": ["a,b", " c"],
+        "layout": " switch ",
+        "mode": None,
+        "policy": ["strict"],
+    }
+    annotations = to_annotations(flags)
+
+    assert list(annotations.items()) == [
+        ("pcie-numa-hook/exclude", "a,b,c"),
+        ("pcie-numa-hook/layout", "switch"),
+        ("pcie-numa-hook/policy", "strict"),
+        ("pcie-numa-hook/numa-node.gpu-1", "1"),
+        ("pcie-numa-hook/numa-node.nic", "0"),
+    ]
+    assert with_annotations(Config(), annotations) == (from_flags(flags), ())
+    assert to_annotations({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"layout": "flat"}, "cannot use --layout: 'flat' is not one of node, host-bridge, switch"),
+        (
+            {"numa-node": "0000:3b:00.0=1"},
+            "cannot use --numa-node 0000:3b:00.0=1: Kubernetes allows no '0000:3b:00.0' in the key of an annotation, "
+            "expected a device's name in the VMI, or the flag in the sidecar's args",
+        ),
+    ],
+)
+def test_flags_that_can_be_no_annotations_are_refused(flags: Mapping[str, str], message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        to_annotations(flags)
+
+    assert str(refusal.value) == message
 
 
 def test_annotations_replace_flags_and_add_to_lists() -> None:
