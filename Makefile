@@ -42,7 +42,7 @@ fuzz: setup  ## random VMs, plans and bytes, other ones each time and FUZZ times
 	@tests/system/install.sh all
 	FUZZ=$(or $(FUZZ),20) $(BIN)/python -m pytest -n 2 --dist loadgroup tests/test_properties.py tests/test_random_plans.py tests/test_fuzz.py
 
-mutants: setup  ## change the core in 2,400 ways and see that a test fails (an hour on two cores)
+mutants: setup  ## change the core in 3,400 ways and see that a test fails (half an hour on two cores)
 	nice -n 19 $(BIN)/mutmut run --max-children 2
 	$(BIN)/python -m tests.mutants
 

@@ -1,11 +1,14 @@
 """Lint, types and layers are tests too, so that one command says everything."""
 
+import importlib
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.mutants import REASONS
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
@@ -34,3 +37,14 @@ def test_the_core_is_one_list() -> None:
     assert sorted(tools["mutmut"]["only_mutate"]) == sorted(
         name.replace(".", "/") + ".py" for name in pure["source_modules"]
     )
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_what_has_a_reason_to_live_as_a_mutant_is_there(name: str) -> None:
+    """mutmut calls a function x_NAME and a method xǁCLASSǁNAME."""
+    module, _, mangled = name.partition(".")
+    found: object = importlib.import_module(f"hook.{module}")
+    for part in mangled.split("ǁ")[1:] if "ǁ" in mangled else [mangled.removeprefix("x_")]:
+        found = getattr(found, part)
+
+    assert callable(found)
