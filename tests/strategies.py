@@ -319,6 +319,10 @@ class _Places:
         self.next_slot += 1
         return f"00:{self.next_slot - 1:02x}.0"
 
+    def beyond(self, *gaps: int) -> list[str]:
+        """Addresses that a user can give: libvirt adds their ports, and all ports below."""
+        return [f"{self.next_index + gap:02x}:00.0" for gap in gaps if self.next_index + gap <= 255]
+
     def ports(self, count: int, *, addressed: bool) -> None:
         """Root ports, eight to a slot where they have an address, for which there are 26 slots."""
         first = self.next_slot
@@ -392,16 +396,16 @@ def situations(draw: st.DrawFn) -> Situation:
         if "CPUs" in bound_by and parts.nodes[node]:
             pins[cell] = parts.nodes[node]
     places = draw(_places(cells))
-    passed = draw(_hostdevs(parts, places.free))
+    passed = draw(_hostdevs(parts, [*places.free, *places.beyond(7)]))
     others = []
     wanted = st.tuples(st.sampled_from(list(_OTHERS)), st.sampled_from((1, 1, 2, 9, 30)))
     for kind, count in draw(st.lists(wanted, max_size=4, unique_by=_kind)):
         others += [_OTHERS[kind](n + 30 * list(_OTHERS).index(kind)) for n in range(min(count, _MOST.get(kind, count)))]
     others += draw(st.lists(st.sampled_from(_SINGLES), max_size=3, unique_by=lambda text: text[:12]))
-    gap = draw(st.sampled_from((None, None, 0, 4)))
-    if gap is not None and places.next_index + gap <= 255:
-        # libvirt adds the port of an address that a user gave, and all ports below.
-        address = f'<address type="pci" domain="0" bus="{places.next_index + gap}" slot="0" function="0"/></disk>'
+    chosen = draw(st.sampled_from(("", "", "00:1e.0", "00:1c.0", *places.beyond(0, 4))))
+    if chosen:
+        bus, _, slot = chosen.removesuffix(".0").partition(":")
+        address = f'<address type="pci" domain="0" bus="0x{bus}" slot="0x{slot}" function="0"/></disk>'
         others.append(_DISK.format(n="u", letters="zzz", model="").replace("</disk>", address))
     devices = [*passed, *others] if draw(st.booleans()) else [*others, *passed]
     return Situation(
