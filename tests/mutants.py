@@ -30,8 +30,6 @@ REASONS: Mapping[str, Mapping[str, str]] = {
         "and function is None": "what is placed has a cell and a function",
         "class_code or 1": "what is listed has a class",
         "default=1": "a mask has groups of 32 CPUs, so 0 and 1 are one",
-        "default=None": "a domain without cells has nothing to place",
-        "cell.vcpus), )": "a domain without cells has nothing to place",
     },
     "nccl.x_host_system": {
         "class_code or 1": "what is listed has a class",

@@ -150,6 +150,8 @@ def test_all_lists_together_are_bounded() -> None:
     assert {len(cpus) for cpus in read} == {8192}
     with pytest.raises(ValueError, match=r"^'7' comes after lists of more than 65536 CPUs$"):
         lists.parse("7")
+    with pytest.raises(ValueError, match=f"^'{'7,' * 40}' comes after lists of more than 65536 CPUs$"):
+        lists.parse("7," * 41)
     assert lists.parse("0-8191,5") is read[5]
 
 

@@ -451,8 +451,8 @@ CASES: dict[str, Case] = {
         "two ports share a slot of pcie.0 and 198 have no address: six find place beside the two, one slot is left",
         vm(
             [
-                controller(1, "pcie-root-port", "00:02.0"),
-                controller(2, "pcie-root-port", "00:02.1"),
+                controller(2, "pcie-root-port", "00:02.0"),
+                controller(3, "pcie-root-port", "00:02.1"),
                 controller(200, "pcie-root-port"),
                 GPU_A,
             ]
@@ -462,8 +462,8 @@ CASES: dict[str, Case] = {
         "the same with 199 ports without an address, and no slot is left",
         vm(
             [
-                controller(1, "pcie-root-port", "00:02.0"),
-                controller(2, "pcie-root-port", "00:02.1"),
+                controller(2, "pcie-root-port", "00:02.0"),
+                controller(3, "pcie-root-port", "00:02.1"),
                 controller(201, "pcie-root-port"),
                 GPU_A,
             ]

@@ -42,7 +42,7 @@ def space(
         pytest.param([function()], 0, id="a device without such a BAR"),
         pytest.param([function(64 * GIB)], 64 * GIB, id="one BAR"),
         pytest.param([function(48 * GIB)], 64 * GIB, id="a size that is no power of two is rounded up"),
-        pytest.param([function(2 * MIB + 1)], 4 * MIB, id="even by one byte"),
+        pytest.param([function(2 * MIB + 1, 2 * MIB + 1)], 8 * MIB, id="even by one byte"),
         pytest.param([function(128 * GIB, 32 << 20)], 256 * GIB, id="a small one beside it costs an alignment"),
         pytest.param([function(64 * GIB)] * 8, 512 * GIB, id="eight devices"),
     ],

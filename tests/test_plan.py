@@ -239,6 +239,13 @@ def test_a_plan_that_places_nothing() -> None:
     )
 
 
+def test_distances_alone_are_a_change() -> None:
+    outcome = run(vm([hostdev("0000:99:00.0", "ghost")]), Config(distances=Extra.AUTO))
+
+    assert outcome.plan.is_changed
+    assert outcome.xml.count(b'<sibling id="1" value="21"/>') == 1
+
+
 @pytest.mark.parametrize("lost", ["address", "multifunction"])
 def test_what_is_lost_of_a_devices_place_is_a_change_though_its_port_is_there(lost: str) -> None:
     card = host({A_PATH: 0, f"{A_PATH[:-1]}1": 0})
@@ -323,6 +330,15 @@ def test_the_hooks_block_is_behind_a_foreign_port_where_a_bridge_is_kept_too() -
     outcome = run(vm([controller(30, "pcie-root-port"), nic("e1000"), hostdev(A, "a")]))
 
     assert own_indexes(outcome) == [1, 32, 33, 34]
+
+
+def test_a_bridge_that_comes_later_has_the_index_that_it_would_have_had_at_once() -> None:
+    """The GPU's place behind the hook's port says nothing of what libvirt would do without the hook."""
+    first = run(vm([hostdev(A, "a")]))
+    later = run(first.xml.replace(b"<hostdev", f"{nic('e1000')}<hostdev".encode(), 1))
+
+    assert own_indexes(first) == [17, 18]
+    assert own_indexes(later) == own_indexes(run(vm([nic("e1000"), hostdev(A, "a")]))) == [1, 2, 17, 18]
 
 
 @pytest.mark.parametrize(
