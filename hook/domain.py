@@ -186,14 +186,17 @@ def _guest(root: etree._Element) -> GuestDomain:
 
 _DIGITS = 18  # of any number that is worth converting; memory in bytes has at most these
 
-# libvirt's units of memory (formatdomain.html#memory-allocation): KiB is the default.
-_UNITS = {"b": 1, "bytes": 1, "KB": 10**3, "k": 1 << 10, "KiB": 1 << 10, "MB": 10**6, "M": 1 << 20, "MiB": 1 << 20}
-_UNITS |= {"GB": 10**9, "G": 1 << 30, "GiB": 1 << 30, "TB": 10**12, "T": 1 << 40, "TiB": 1 << 40}
+# libvirt's units of memory, whose case does not count (virScaleInteger): 4 k and 4 KiB are 4096 bytes, 4 KB are 4000.
+_UNITS = {"b": 1, "byte": 1, "bytes": 1} | {
+    f"{letter}{rest}": base**power
+    for power, letter in enumerate("kmgtpe", start=1)
+    for rest, base in (("", 1024), ("ib", 1024), ("b", 1000))
+}
 
 
 def _address_space(root: etree._Element) -> AddressSpace:
     memory = root.find("memory")
-    unit = _UNITS.get((_text(memory, "unit") or "KiB"), 1 << 10)
+    unit = _UNITS.get((_text(memory, "unit") or "KiB").lower(), 1 << 10)
     digits = root.findtext("memory", "").strip()
     maxphysaddr = root.find("cpu/maxphysaddr")
     is_emulated = _text(maxphysaddr, "mode") == "emulate"
@@ -332,11 +335,12 @@ def _hostdev(key: int, element: etree._Element) -> Hostdev | None:
 
 
 def _host_address(source: etree._Element) -> PciAddress | None:
+    """The host address of a source; a domain and a function that are left out are 0."""
+    domain, function = _number(_text(source, "domain") or "0"), _number(_text(source, "function") or "0", 7)
     bus, slot = _number(_text(source, "bus"), 255), _number(_text(source, "slot"), 31)
-    if bus is None or slot is None:
+    if domain is None or bus is None or slot is None or function is None:
         return None
-    domain, function = _number(_text(source, "domain")), _number(_text(source, "function"), 7)
-    return PciAddress(domain or 0, bus, slot, function or 0)
+    return PciAddress(domain, bus, slot, function)
 
 
 def _set_address(element: etree._Element, address: GuestAddress, *, is_multifunction: bool) -> None:

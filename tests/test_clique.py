@@ -1,5 +1,6 @@
 """Cliques: which GPUs are told to be peers, what is said about it, and what stays in the domain."""
 
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -182,6 +183,20 @@ def test_other_overrides_stay() -> None:
         "ua-default": {"rombar": "0"},
         "ua-gpu-b": {CLIQUE: "0"},
     }
+
+
+def test_the_property_is_an_unsigned_number_of_the_frontend() -> None:
+    """libvirt: formatdomain, qemu:override; other types and places are refused."""
+    xml = run(FOUR, vm(ALL[:2])).xml.decode()
+
+    assert re.sub(r">\s+", ">", xml[xml.index("<qemu:override") : xml.index("</qemu:override>")]) == (
+        "<qemu:override>"
+        + "".join(
+            f'<qemu:device alias="ua-gpu-{name}"><qemu:frontend>'
+            f'<qemu:property name="{CLIQUE}" type="unsigned" value="0"/></qemu:frontend></qemu:device>'
+            for name in "ab"
+        )
+    )
 
 
 def test_the_command_line_of_others_stays() -> None:

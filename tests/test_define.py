@@ -142,6 +142,7 @@ def test_an_unexpected_error_leaves_the_domain_alone_and_is_told(flags: Config) 
     assert outcome.plan.findings == (Finding(Severity.WARNING, "internal-error", "", text),)
     assert [(device.action, device.reason) for device in outcome.plan.devices] == [(Action.LEFT, text)] * 2
     assert (outcome.plan.is_changed, outcome.host, outcome.domain_name) == (False, HostTopology.empty(), "default_vm")
+    assert outcome.config == flags
     assert outcome.summary() == "unexpected RuntimeError: the domain is unchanged"
 
 

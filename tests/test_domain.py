@@ -203,7 +203,14 @@ def test_what_is_no_passed_through_pci_device(device: str) -> None:
     [
         ('<memory unit="b">17179869184</memory>', 16 << 30),
         ("<memory>4</memory>", 4096),
+        ('<memory unit="">4</memory>', 4096),
         ('<memory unit="GiB">2</memory>', 2 << 30),
+        ('<memory unit="gb">2</memory>', 2_000_000_000),
+        ('<memory unit="byte">7</memory>', 7),
+        ('<memory unit="m">3</memory>', 3 << 20),
+        ('<memory unit="PiB">1</memory>', 1 << 50),
+        (f'<memory unit="b">{"9" * 18}</memory>', 10**18 - 1),
+        (f'<memory unit="b">{"9" * 19}</memory>', 0),
         ('<memory unit="parsec">2</memory>', 2048),
         ("<memory>much</memory>", 0),
         ("", 0),
@@ -211,6 +218,93 @@ def test_what_is_no_passed_through_pci_device(device: str) -> None:
 )
 def test_memory(text: str, expected: int) -> None:
     assert domain.parse(f"<domain>{text}</domain>".encode()).guest.address_space.memory_bytes == expected
+
+
+@pytest.mark.parametrize(
+    ("cpu", "expected"),
+    [
+        ("", (None, False, None)),
+        ('<cpu mode="host-model"/>', ("host-model", False, None)),
+        ('<cpu mode="custom"><maxphysaddr mode="emulate" bits="46"/></cpu>', ("custom", True, 46)),
+        ('<cpu><maxphysaddr mode="emulate" bits="65"/></cpu>', (None, True, None)),
+        ('<cpu><maxphysaddr mode="emulate"/></cpu>', (None, True, None)),
+        ('<cpu><maxphysaddr mode="passthrough" limit="46"/></cpu>', (None, True, None)),
+        ('<cpu><maxphysaddr mode="passthrough" bits="46"/></cpu>', (None, True, None)),
+    ],
+)
+def test_address_bits(cpu: str, expected: tuple[str | None, bool, int | None]) -> None:
+    space = domain.parse(f"<domain>{cpu}</domain>".encode()).guest.address_space
+
+    assert (space.cpu_mode, space.has_maxphysaddr, space.emulated_bits) == expected
+
+
+@pytest.mark.parametrize(
+    ("system", "is_efi"),
+    [
+        ("<os/>", False),
+        ('<os firmware="efi"/>', True),
+        ('<os firmware="bios"/>', False),
+        ('<os><loader type="pflash">/x.fd</loader></os>', True),
+        ('<os><loader type="rom">/x.fd</loader></os>', False),
+    ],
+)
+def test_firmware(system: str, is_efi: bool) -> None:
+    assert domain.parse(f"<domain>{system}</domain>".encode()).guest.address_space.is_efi is is_efi
+
+
+# What decides where libvirt looks for a place, in all the ways to write it.
+PORT, SLOT = Connection.PORT, Connection.CONVENTIONAL
+LOOKS_FOR = {
+    "a model as an attribute": ('<sound model="ich6"/>', SLOT),
+    "a model as an attribute, of a chip that q35 has": ('<sound model="ich9"/>', None),
+    "a model as the type of a child": ('<interface type="ethernet"><model type="e1000e"/></interface>', PORT),
+    "another model as the type of a child": ('<interface type="ethernet"><model type="rtl8139"/></interface>', SLOT),
+    "a model as the name of a child": (
+        '<serial type="pty"><target type="pci-serial"><model name="pci-serial"/></target></serial>',
+        SLOT,
+    ),
+    "a model as the name of a child of its own": ('<shmem name="a"><model name="virtio"/></shmem>', PORT),
+    "the type of a target": ('<serial type="pty"><target type="pci-serial"/></serial>', SLOT),
+    "another type of a target": ('<serial type="pty"><target type="isa-serial"/></serial>', None),
+    "the bus of a target": ('<disk type="file"><target dev="vda" bus="virtio"/></disk>', PORT),
+    "another bus of a target": ('<disk type="file"><target dev="sda" bus="scsi"/></disk>', None),
+    "a bus as an attribute": ('<input type="tablet" bus="virtio"/>', PORT),
+    "another bus as an attribute": ('<input type="tablet" bus="usb"/>', None),
+    "the first controller of a kind": ('<controller type="usb" index="0" model="ich9-ehci1"/>', None),
+    "a first controller without an index": ('<controller type="usb" model="ich9-ehci1"/>', None),
+    "the second controller of a kind": ('<controller type="usb" index="1" model="ich9-ehci1"/>', SLOT),
+    "an address that is no PCI address": ('<rng model="virtio"><address type="virtio-mmio"/></rng>', None),
+    "an address of type PCI without a place": ('<rng model="virtio"><address type="pci"/></rng>', PORT),
+    "an address without a type": ('<rng model="virtio"><address/></rng>', PORT),
+}
+
+
+@pytest.mark.parametrize("what", LOOKS_FOR)
+def test_what_libvirt_will_look_for(what: str) -> None:
+    device, connection = LOOKS_FOR[what]
+    xml = vm(['<memballoon model="none"/>', device])
+
+    assert domain.parse(xml).guest.endpoints == (
+        () if connection is None else (Endpoint(connection=connection, address=None, key=2),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("attributes", "source"),
+    [
+        pytest.param('bus="255" slot="31" function="7"', PciAddress(0, 255, 31, 7), id="the highest numbers"),
+        pytest.param('domain="0xffffffff" bus="1" slot="0"', PciAddress(0xFFFF_FFFF, 1, 0, 0), id="the highest domain"),
+        pytest.param('bus="256" slot="0"', None, id="a bus above 255"),
+        pytest.param('bus="1" slot="32"', None, id="a slot above 31"),
+        pytest.param('bus="1" slot="0" function="8"', None, id="a function above 7"),
+        pytest.param('domain="0x100000000" bus="1" slot="0"', None, id="a domain above 32 bits"),
+        pytest.param('domain="x" bus="1" slot="0"', None, id="a domain that is a word"),
+    ],
+)
+def test_host_addresses(attributes: str, source: PciAddress | None) -> None:
+    xml = vm([f'<hostdev type="pci"><source><address {attributes}/></source></hostdev>'])
+
+    assert [hostdev.source for hostdev in domain.parse(xml).guest.hostdevs] == ([] if source is None else [source])
 
 
 @pytest.mark.parametrize(
@@ -582,6 +676,17 @@ def test_distances_are_written_into_the_cells() -> None:
         f'<cell id="0" cpus="0"><distances>{rows[0]}</distances></cell><cell cpus="1"><distances>{rows[1]}</distances></cell>'
         in answer(xml.encode(), Config(distances=Extra.AUTO)).decode()
     )
+
+
+def test_distances_are_written_by_the_ids_of_the_cells_and_not_by_their_order() -> None:
+    cells = '<cpu><numa><cell id="1" cpus="1"/><cell id="0" cpus="0"/></numa></cpu>'
+    nodes = '<numatune><memnode cellid="0" nodeset="0"/><memnode cellid="1" nodeset="1"/></numatune>'
+    xml = f"<domain>{Q35}<devices>{GPU}</devices>{cells}{nodes}</domain>"
+
+    assert (
+        '<cell id="1" cpus="1"><distances><sibling id="0" value="21"/><sibling id="1" value="10"/></distances></cell>'
+        '<cell id="0" cpus="0"><distances><sibling id="0" value="10"/><sibling id="1" value="21"/></distances></cell>'
+    ) in answer(xml.encode(), Config(distances=Extra.AUTO)).decode()
 
 
 def test_a_declaration_is_written_where_there_was_one() -> None:
