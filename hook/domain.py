@@ -33,7 +33,7 @@ MAX_DOMAIN_XML_BYTES = 1 << 20
 _ENCODINGS = ("UTF-8", "UTF8", "US-ASCII", "ASCII")
 
 # KubeVirt's user aliases: ua-gpu-NAME, ua-hostdevice-NAME, ua-sriov-NAME, ua-dra-gpu-NAME, ua-dra-hostdevice-NAME.
-_ALIAS_PREFIX = re.compile(r"ua-(?:dra-)?(?:gpu|hostdevice|sriov)-")
+_USER_ALIAS = re.compile(r"ua-(?:dra-)?(?:gpu|hostdevice|sriov)-(.+)", re.DOTALL)
 _SRIOV_ALIAS = "ua-sriov-"
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
@@ -321,11 +321,12 @@ def _hostdev(key: int, element: etree._Element) -> Hostdev | None:
     if identity is None:
         return None
     alias = _text(element.find("alias"), "name")
+    named = _USER_ALIAS.fullmatch(alias or "")
     address, is_multifunction = _guest_address(element)
     return Hostdev(
         key=key,
         kind=Kind.MDEV if isinstance(identity, str) else Kind.PCI,
-        name=_ALIAS_PREFIX.sub("", alias, count=1) if alias and _ALIAS_PREFIX.match(alias) else str(identity),
+        name=named[1] if named is not None else str(identity),
         alias=alias,
         source=identity,
         address=address,

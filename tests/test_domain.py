@@ -308,6 +308,46 @@ def test_host_addresses(attributes: str, source: PciAddress | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("ua-gpu-a", "a"),
+        ("ua-hostdevice-a", "a"),
+        ("ua-dra-hostdevice-a", "a"),
+        ("ua-gpu-ua-sriov-a", "ua-sriov-a"),
+        ("ua-gpu-", A),
+        ("ua-other-a", A),
+        ("x-ua-gpu-a", A),
+    ],
+)
+def test_the_name_of_a_device_is_behind_kubevirts_first_prefix(alias: str, name: str) -> None:
+    xml = vm([hostdev(A, alias, prefix="")])
+
+    assert [(device.name, device.alias) for device in domain.parse(xml).guest.hostdevs] == [(name, alias)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param('<controller type="pci" index="255"/>', Controller(index=255, model=""), id="an index alone"),
+        pytest.param(
+            '<controller type="pci" index="1" model="pcie-root-port"><target busNr="256" hotplug="on"><node>x</node>'
+            '</target><address type="pci" bus="0" slot="2" multifunction="on"/></controller>',
+            Controller(index=1, model="pcie-root-port", address=GuestAddress(0, 2), is_multifunction=True),
+            id="multifunction, and a bus and a node that make no sense",
+        ),
+        pytest.param(
+            '<controller type="pci" index="1" model="pcie-expander-bus"><target busNr="255"><node> 3 </node></target>'
+            '<address type="pci" bus="0" slot="32" multifunction="on"/></controller>',
+            Controller(index=1, model="pcie-expander-bus", bus_nr=255, cell=3),
+            id="a slot that makes no sense",
+        ),
+    ],
+)
+def test_controllers(text: str, expected: Controller) -> None:
+    assert domain.parse(vm([text])).guest.controllers == (expected,)
+
+
+@pytest.mark.parametrize(
     "xml",
     [
         pytest.param('<cpu><numa><cell id="x" cpus="0"/></numa></cpu>', id="a cell whose id is a word"),
