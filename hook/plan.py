@@ -627,8 +627,17 @@ class _Planner:
         foreign = [controller for controller in guest.controllers if not controller.is_own]
         own = [controller for controller in guest.controllers if controller.is_own]
         seen = forecast(guest.controllers, guest.endpoints, moved)
-        last_kept = max((c.index for c in own if c.model == Model.PCI_BRIDGE), default=-1)
-        kept = tuple(controller for controller in own if controller.index <= last_kept)
+        has_bridge = any(c.model == Model.PCI_BRIDGE for c in own)
+        kept = tuple(
+            c
+            for c in own
+            if has_bridge
+            and (
+                c.model == Model.PCI_BRIDGE
+                # The bridge's; all other ports of the hook are behind an expander.
+                or (c.model == Model.ROOT_PORT and (c.address is None or c.address.bus == 0))
+            )
+        )
         taken = {controller.index for controller in (*foreign, *kept)}
         taken |= {e.address.bus for e in guest.endpoints if e.address is not None and e.key not in moved}
         if not kept and seen.bridge_index is not None:
@@ -642,7 +651,7 @@ class _Planner:
                 for index, model in models.items()
             )
             taken |= {controller.index for controller in kept}
-        earlier = [controller.index for controller in own if controller.index > last_kept]
+        earlier = [controller.index for controller in own if controller not in kept]
         start = min(earlier) if earlier else first_index(seen, taken)
         unmoved = [controller.address for controller in foreign]
         unmoved += [endpoint.address for endpoint in guest.endpoints if endpoint.key not in moved]

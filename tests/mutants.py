@@ -46,7 +46,6 @@ REASONS: Mapping[str, Mapping[str, str]] = {
     },
     "plan.xǁ_Plannerǁ_kept": {"or True else None": _NO_NONE},
     "plan.xǁ_Plannerǁ_left": {"replace(device, reason=reason)": "a device is left before anything else is decided"},
-    "plan.xǁ_Plannerǁ_room": {"default=": "the hook gives its controllers no index below 2 but the bridge's port"},
     "plan.xǁ_Plannerǁ_with_node": {"DevicePlan(": _OVERWRITTEN},
     "slots.x__connection": {'or "XXXX"': "no model begins or ends like this, nor does the empty one"},
     "slots.x__controller_connection": {'or "XXXX"': "no model begins like this, nor does the empty one"},

@@ -522,6 +522,18 @@ CASES: dict[str, Case] = {
             ]
         ),
     ),
+    "conventional-nic-later-above-our-block": Case(
+        "an e1000 NIC comes to a VM with a block of ours and a disk on bus 25: the bridge comes behind the block",
+        vm(
+            [
+                controller(17, "pcie-expander-bus", "00:1e.0", bus_nr=254, node=0, alias="ua-pcie-numa-expander-17"),
+                controller(18, "pcie-root-port", "11:00.0", alias="ua-pcie-numa-port-18"),
+                nic("e1000"),
+                _disk("19:00.0"),
+                GPU_A,
+            ]
+        ),
+    ),
     "i6300esb-watchdog": Case(
         "the watchdog is conventional and comes after the hostdevs in libvirt's order",
         vm([nic(), GPU_A, GPU_B, '<watchdog model="i6300esb" action="reset"/>']),
