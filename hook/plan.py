@@ -424,8 +424,9 @@ class _Planner:
         return chain
 
     def _foreign_expander(self, hostdev: Hostdev) -> Controller | None:
-        chain = self._chain(hostdev.address)
-        return next((c for c in chain if c.model == Model.EXPANDER and not c.is_own), None)
+        """The expander of somebody else above a device; None where a controller of the hook, which goes, is between."""
+        chain = () if self._is_behind_own(hostdev) else self._chain(hostdev.address)
+        return next((c for c in chain if c.model == Model.EXPANDER), None)
 
     def _is_behind_own(self, hostdev: Hostdev) -> bool:
         return any(controller.is_own for controller in self._chain(hostdev.address))

@@ -393,6 +393,16 @@ CASES: dict[str, Case] = {
             ]
         ),
     ),
+    "own-port-without-its-expander": Case(
+        "our expander has lost its alias: it is somebody else's, and the device behind our port is placed anew",
+        vm(
+            [
+                controller(17, "pcie-expander-bus", "00:1e.0", bus_nr=254, node=0),
+                controller(18, "pcie-root-port", "11:00.0", alias="ua-pcie-numa-port-18"),
+                hostdev(A, "a", address="12:00.0"),
+            ]
+        ),
+    ),
     "own-controllers-without-devices": Case(
         "the hook's controllers are there, but no device",
         vm(
