@@ -252,6 +252,12 @@ def _is_whole(hostdev: Hostdev, function: PciFunction) -> bool:
     return hostdev.kind is Kind.PCI and not is_virtual_function
 
 
+def _is_of_pcie_0(own: Controller) -> bool:
+    """True for a bridge of the hook and its port; all its other ports are behind an expander."""
+    is_on_root = own.address is None or own.address.bus == 0
+    return own.model == Model.PCI_BRIDGE or (own.model == Model.ROOT_PORT and is_on_root)
+
+
 @dataclass(slots=True)
 class _Planner:
     guest: GuestDomain
@@ -628,20 +634,11 @@ class _Planner:
         foreign = [controller for controller in guest.controllers if not controller.is_own]
         own = [controller for controller in guest.controllers if controller.is_own]
         seen = forecast(guest.controllers, guest.endpoints, moved)
-        has_bridge = any(c.model == Model.PCI_BRIDGE for c in own)
-        kept = tuple(
-            c
-            for c in own
-            if has_bridge
-            and (
-                c.model == Model.PCI_BRIDGE
-                # The bridge's; all other ports of the hook are behind an expander.
-                or (c.model == Model.ROOT_PORT and (c.address is None or c.address.bus == 0))
-            )
-        )
-        taken = {controller.index for controller in (*foreign, *kept)}
+        kept = tuple(controller for controller in own if _is_of_pcie_0(controller))
+        earlier = [controller.index for controller in own if not _is_of_pcie_0(controller)]
+        taken = {controller.index for controller in foreign}
         taken |= {e.address.bus for e in guest.endpoints if e.address is not None and e.key not in moved}
-        if not kept and seen.bridge_index is not None:
+        if seen.bridge_index is not None:
             # No address: libvirt gives the bridge the free root port with the lowest index, as it does without the
             # hook. That port must be in the XML: libvirt 9.0 lists those that it adds behind the bridge, and QEMU
             # then does not find the bridge's bus.
@@ -651,8 +648,7 @@ class _Planner:
                 Controller(index=index, model=model, alias=own_alias(model, index, guest.aliases))
                 for index, model in models.items()
             )
-            taken |= {controller.index for controller in kept}
-        earlier = [controller.index for controller in own if controller not in kept]
+        taken |= {controller.index for controller in kept}
         start = min(earlier) if earlier else first_index(seen, taken)
         unmoved = [controller.address for controller in foreign]
         unmoved += [endpoint.address for endpoint in guest.endpoints if endpoint.key not in moved]

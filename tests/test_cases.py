@@ -532,6 +532,21 @@ CASES: dict[str, Case] = {
             ]
         ),
     ),
+    "conventional-nic-on-a-later-call": Case(
+        "libvirt gave an address to the bridge and the port that the hook made for an e1000 NIC: they stay",
+        vm(
+            [
+                controller(1, "pcie-root-port", "00:02.0", alias="ua-pcie-numa-port-1"),
+                controller(2, "pcie-to-pci-bridge", "01:00.0", alias="ua-pcie-numa-bridge-2"),
+                controller(17, "pcie-expander-bus", "00:1e.0", bus_nr=254, node=0, alias="ua-pcie-numa-expander-17"),
+                controller(18, "pcie-root-port", "11:00.0", alias="ua-pcie-numa-port-18").replace(
+                    "<alias", '<target hotplug="off"/><alias'
+                ),
+                nic("e1000"),
+                hostdev(A, "a", address="12:00.0"),
+            ]
+        ),
+    ),
     "conventional-nic-later-above-our-block": Case(
         "an e1000 NIC comes to a VM with a block of ours and a disk on bus 25: the bridge comes behind the block",
         vm(

@@ -341,6 +341,13 @@ def test_a_bridge_that_comes_later_has_the_index_that_it_would_have_had_at_once(
     assert own_indexes(later) == own_indexes(run(vm([nic("e1000"), hostdev(A, "a")]))) == [1, 2, 17, 18]
 
 
+def test_a_port_whose_bridge_is_gone_is_made_anew_with_it() -> None:
+    devices = [nic("e1000"), hostdev(A, "a")]
+    port = controller(3, "pcie-root-port", "00:02.0", alias="ua-pcie-numa-port-3")
+
+    assert run(vm([port, *devices])).plan.controllers == run(vm(devices)).plan.controllers
+
+
 @pytest.mark.parametrize(
     ("others", "count", "available"),
     [
