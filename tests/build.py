@@ -45,6 +45,19 @@ def nic(model: str = "virtio-non-transitional", dev: str = "tap0") -> str:
     return f'<interface type="ethernet"><target dev="{dev}" managed="no"/><model type="{model}"/></interface>'
 
 
+def disk(address: str) -> str:
+    """A disk to which the user gave an address; address: as for a hostdev."""
+    return (
+        '<disk type="file" device="disk"><source file="/disk.img"/><target dev="vda" bus="virtio"/>'
+        f"{_address(address)}</disk>"
+    )
+
+
+def large_bar(size_bytes: int) -> str:
+    """The line in `resource` of a 64-bit prefetchable BAR of that size."""
+    return f"{size_bytes:#018x} {2 * size_bytes - 1:#018x} 0x000000000014220c"
+
+
 def _alias(prefix: str, name: str | None) -> str:
     return f'<alias name="{prefix}{name}"/>' if name else ""
 

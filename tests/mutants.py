@@ -64,7 +64,7 @@ def statuses() -> dict[str, str]:
 
 def change(name: str) -> tuple[str, str]:
     """The lines that a mutant takes away and those that it has instead, stripped and joined."""
-    # The first three lines of the difference are its header.
+    # What is before the first hunk, and the rest of its @@ line, is the header of the difference.
     difference = _mutmut("show", f"hook.{name}").partition("\n@@")[2].splitlines()[1:]
     before, after = ([line[1:].strip() for line in difference if line.startswith(sign)] for sign in "-+")
     return " ".join(before), " ".join(after)

@@ -13,7 +13,7 @@ from hook.errors import StrictRefusal
 from hook.plan import Action
 from hook.recording import parse_recording
 from hook.render import plan_json
-from tests.build import controller, host, hostdev, mdev, nic, vm
+from tests.build import controller, disk, host, hostdev, large_bar, mdev, nic, vm
 from tests.golden import check
 
 A, B = "0000:41:00.0", "0000:c1:00.0"  # below root ports of node 0 and node 1
@@ -56,6 +56,7 @@ LARGE_BARS = host(
         for n, path in enumerate((A_PATH, B_PATH))
     }
 )
+SEATED = [controller(2, "pcie-root-port", "00:02.0"), controller(3, "pcie-root-port", "00:02.1")]
 IO_BAR = "0x0000000000003000 0x000000000000307f 0x0000000000040101"
 FIFTEEN = [f"pci0000:40/0000:40:{n:02x}.0/0000:{n + 0x41:02x}:00.0" for n in range(15)]
 WITH_IO = FIFTEEN[:10]
@@ -65,31 +66,17 @@ _SMALL_BAR = "0x0000000010000000 0x0000000010ffffff 0x0000000000040200"
 _ROM = "0x0000000020000000 0x000000002007ffff 0x0000000000046200"
 
 
-def _bar(size_bytes: int) -> str:
-    """A 64-bit prefetchable BAR in `resource`."""
-    return f"{size_bytes:#018x} {2 * size_bytes - 1:#018x} 0x000000000014220c"
-
-
-def _disk(address: str) -> str:
-    """A disk to which the user gave an address."""
-    bus, slot = address.split(":")
-    return (
-        '<disk type="file" device="disk"><source file="/disk.img"/><target dev="vda" bus="virtio"/>'
-        f'<address type="pci" domain="0x0000" bus="0x{bus}" slot="0x{slot[:2]}" function="0x{slot[3:]}"/></disk>'
-    )
-
-
 def _with_bars(node: int, *lines: str) -> dict[str, object]:
     return {"numa_node": node, "resource": "\\n".join(lines)}
 
 
 TIGHT = host(
     {
-        A_PATH: _with_bars(0, _bar(1 << 24), _bar(1 << 36), _NO_BAR, _bar(1 << 25)),
+        A_PATH: _with_bars(0, large_bar(1 << 24), large_bar(1 << 36), _NO_BAR, large_bar(1 << 25)),
         B_PATH: _with_bars(1, _SMALL_BAR, *[_NO_BAR] * 5, _ROM),
-        "pci0000:40/0000:40:02.0/0000:42:00.0": _with_bars(0, _bar(1 << 25), *[_NO_BAR] * 5, _ROM),
-        "pci0000:40/0000:40:03.0/0000:43:00.0": _with_bars(0, _bar(1 << 25)),
-        "pci0000:40/0000:40:03.0/0000:43:00.1": _with_bars(0, _bar(1 << 20)),
+        "pci0000:40/0000:40:02.0/0000:42:00.0": _with_bars(0, large_bar(1 << 25), *[_NO_BAR] * 5, _ROM),
+        "pci0000:40/0000:40:03.0/0000:43:00.0": _with_bars(0, large_bar(1 << 25)),
+        "pci0000:40/0000:40:03.0/0000:43:00.1": _with_bars(0, large_bar(1 << 20)),
     }
 )
 MANY = {f"pci0000:40/0000:40:{n // 8:02x}.{n % 8}/0000:{n + 0x41:02x}:00.0": 0 for n in range(33)}
@@ -459,25 +446,11 @@ CASES: dict[str, Case] = {
     ),
     "seated-ports-have-room-for-more": Case(
         "two ports share a slot of pcie.0 and 198 have no address: six find place beside the two, one slot is left",
-        vm(
-            [
-                controller(2, "pcie-root-port", "00:02.0"),
-                controller(3, "pcie-root-port", "00:02.1"),
-                controller(200, "pcie-root-port"),
-                GPU_A,
-            ]
-        ),
+        vm([*SEATED, controller(200, "pcie-root-port"), GPU_A]),
     ),
     "seated-ports-have-room-for-six": Case(
         "the same with 199 ports without an address, and no slot is left",
-        vm(
-            [
-                controller(2, "pcie-root-port", "00:02.0"),
-                controller(3, "pcie-root-port", "00:02.1"),
-                controller(201, "pcie-root-port"),
-                GPU_A,
-            ]
-        ),
+        vm([*SEATED, controller(201, "pcie-root-port"), GPU_A]),
     ),
     "conventional-nic": Case(
         "an e1000 NIC needs a pcie-to-pci-bridge, which keeps the index that libvirt would give it",
@@ -513,11 +486,11 @@ CASES: dict[str, Case] = {
     ),
     "conventional-nic-beside-a-disk-on-bus-5": Case(
         "the user gave a disk an address on bus 5, so libvirt adds ports 1 to 5 before the bridge of the e1000 NIC",
-        vm([nic("e1000"), _disk("05:00.0"), GPU_A]),
+        vm([nic("e1000"), disk("05:00.0"), GPU_A]),
     ),
     "conventional-nic-beside-a-disk-on-bus-1": Case(
         "the bridge of the e1000 NIC has index 3, because libvirt adds ports 1 and 2 for the disk and the bridge",
-        vm([nic("e1000"), _disk("01:00.0"), GPU_A]),
+        vm([nic("e1000"), disk("01:00.0"), GPU_A]),
     ),
     "conventional-nic-beside-someone-on-our-index": Case(
         "a disk sits on the index of a port that was ours, and an e1000 NIC has come, whose bridge has the index 21",
@@ -526,7 +499,7 @@ CASES: dict[str, Case] = {
                 controller(17, "pcie-expander-bus", "00:1e.0", bus_nr=254, node=0, alias="ua-pcie-numa-expander-17"),
                 controller(18, "pcie-root-port", "11:00.0", alias="ua-pcie-numa-port-18"),
                 nic("e1000"),
-                _disk("13:00.0"),
+                disk("13:00.0"),
                 GPU_A,
                 GPU_B,
             ]
@@ -554,7 +527,7 @@ CASES: dict[str, Case] = {
                 controller(17, "pcie-expander-bus", "00:1e.0", bus_nr=254, node=0, alias="ua-pcie-numa-expander-17"),
                 controller(18, "pcie-root-port", "11:00.0", alias="ua-pcie-numa-port-18"),
                 nic("e1000"),
-                _disk("19:00.0"),
+                disk("19:00.0"),
                 GPU_A,
             ]
         ),
@@ -584,7 +557,7 @@ CASES: dict[str, Case] = {
     "large-bars-just-fit": Case(
         "BARs of 64, 32, 16 and 8 GiB: OVMF has 128 GiB, less 8 for 16 hot-pluggable ports",
         vm([hostdev(path.rpartition("/")[2]) for path in FIFTEEN[:4]], cpu_mode="host-model", is_efi=True),
-        host({path: _with_bars(0, _bar(8 << (30 + n))) for n, path in enumerate(FIFTEEN[:4])}),
+        host({path: _with_bars(0, large_bar(8 << (30 + n))) for n, path in enumerate(FIFTEEN[:4])}),
         {"maxphysaddr": "auto"},
     ),
     "large-bars-of-a-vf": Case(
@@ -664,9 +637,9 @@ CASES: dict[str, Case] = {
         ),
         host(
             {
-                "pci0000:40/0000:40:03.0/0000:43:00.0": _with_bars(0, _bar(1 << 25)),
-                "pci0000:40/0000:40:03.0/0000:43:00.1": {**_with_bars(0, _bar(1 << 20)), "physfn": "0000:43:00.0"},
-                "pci0000:40/0000:40:03.0/0000:43:00.2": _with_bars(0, _bar(1 << 20)),
+                "pci0000:40/0000:40:03.0/0000:43:00.0": _with_bars(0, large_bar(1 << 25)),
+                "pci0000:40/0000:40:03.0/0000:43:00.1": {**_with_bars(0, large_bar(1 << 20)), "physfn": "0000:43:00.0"},
+                "pci0000:40/0000:40:03.0/0000:43:00.2": _with_bars(0, large_bar(1 << 20)),
             }
         ),
     ),

@@ -14,7 +14,7 @@ from hook.guest import GuestAddress
 from hook.host import HostTopology, NumaNode, PciFunction
 from hook.plan import Action, DevicePlan, Plan, map_cells
 from hook.recording import parse_recording
-from tests.build import controller, host, hostdev, nic, vm
+from tests.build import controller, host, hostdev, large_bar, nic, vm
 
 A, B = "0000:41:00.0", "0000:c1:00.0"
 A_PATH, B_PATH = f"pci0000:40/0000:40:01.0/{A}", f"pci0000:c0/0000:c0:01.0/{B}"
@@ -374,7 +374,7 @@ def test_buses_that_pcie_0_can_reach_are_not_used_though_the_hooks_block_is_lowe
 
 def bar(size_bytes: int) -> dict[str, object]:
     """A device of no known node with one 64-bit prefetchable BAR."""
-    return {"numa_node": -1, "resource": f"{size_bytes:#018x} {2 * size_bytes - 1:#018x} 0x000000000014220c"}
+    return {"numa_node": -1, "resource": large_bar(size_bytes)}
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,13 @@ from hook.recording import parse_recording
 from tests.boot.boot import BootError, Firmware, boot, stand_ins
 from tests.boot.conftest import Ask
 from tests.boot.report import differences, parse
-from tests.build import host, hostdev, vm
+from tests.build import host, hostdev, large_bar, vm
 from tests.system.kubevirt import for_libvirt
 from tests.system.oracle import GENERATIONS, Generation
 
 GIB = 1 << 30
 IO = "0x0000000000003000 0x000000000000307f 0x0000000000040101"
 SMALL = "0x00000000f0000000 0x00000000f0ffffff 0x0000000000040200"
-
-
-def large(size_bytes: int) -> str:
-    """The line in `resource` of a 64-bit prefetchable BAR of that size."""
-    return f"{size_bytes:#018x} {2 * size_bytes - 1:#018x} 0x000000000014220c"
 
 
 def devices(bars: Sequence[str]) -> tuple[list[str], str]:
@@ -105,7 +100,7 @@ FALSE_ALARM = Large("seabios", "debian12", 8, 64, None)
 @pytest.mark.boot
 @pytest.mark.parametrize("case", [*EDGES, *LARGE], ids=str)
 def test_the_finding_says_whether_large_bars_have_room(ask: Ask, case: Large) -> None:
-    outcome = plan([large(case.gib * GIB)] * case.count, case.firmware, Config(), bits=case.bits)
+    outcome = plan([large_bar(case.gib * GIB)] * case.count, case.firmware, Config(), bits=case.bits)
 
     wrong = differences_of(ask, case.generation, case.firmware, outcome)
 
@@ -116,7 +111,7 @@ def test_the_finding_says_whether_large_bars_have_room(ask: Ask, case: Large) ->
 @pytest.mark.boot
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_maxphysaddr_auto_makes_room(ask: Ask, generation: Generation) -> None:
-    outcome = plan([large(64 * GIB)] * 8, "ovmf", Config(maxphysaddr=Extra.AUTO))
+    outcome = plan([large_bar(64 * GIB)] * 8, "ovmf", Config(maxphysaddr=Extra.AUTO))
     assert findings(outcome) == WINDOW
     written = b'<maxphysaddr mode="passthrough"/>'
     assert outcome.xml.count(written) == 1
@@ -130,7 +125,7 @@ def test_maxphysaddr_auto_makes_room(ask: Ask, generation: Generation) -> None:
 
 @pytest.mark.boot
 def test_a_device_with_an_io_bar_is_left_and_all_devices_keep_their_bars(ask: Ask) -> None:
-    outcome = plan([IO, *[large(1 * GIB)] * 3], "ovmf", Config())
+    outcome = plan([IO, *[large_bar(1 * GIB)] * 3], "ovmf", Config())
     assert findings(outcome) == [("io-bar", "0000:21:00.0")]
 
     assert differences_of(ask, "debian12", "ovmf", outcome) == []
@@ -139,7 +134,7 @@ def test_a_device_with_an_io_bar_is_left_and_all_devices_keep_their_bars(ask: As
 @pytest.mark.boot
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_most_devices_with_io_bars_are_left_and_all_devices_keep_their_bars(ask: Ask, generation: Generation) -> None:
-    outcome = plan([*[IO] * 12, *[large(1 * GIB)] * 4], "ovmf", Config())
+    outcome = plan([*[IO] * 12, *[large_bar(1 * GIB)] * 4], "ovmf", Config())
 
     assert [code for code, _ in findings(outcome)] == ["io-bar"] * 12
     assert differences_of(ask, generation, "ovmf", outcome) == []
@@ -192,7 +187,11 @@ CARDS = {
 def card(sizes: Sequence[int], risky_bars: RiskyBars) -> Outcome:
     recording = host(
         {
-            f"pci0000:20/0000:20:01.0/0000:21:00.{n}": {"numa_node": 0, "class": "0x120000", "resource": large(size)}
+            f"pci0000:20/0000:20:01.0/0000:21:00.{n}": {
+                "numa_node": 0,
+                "class": "0x120000",
+                "resource": large_bar(size),
+            }
             for n, size in enumerate(sizes)
         }
     )
